@@ -1,0 +1,78 @@
+"""Run every Python block that a reader sees in README.md and docs/, page by page."""
+
+import os
+import pathlib
+import re
+import textwrap
+
+import matplotlib.pyplot as plt
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = [
+    path
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "```python" in path.read_text(encoding="utf-8")
+]
+
+# The options after the language (title="...", hl_lines="...") are MkDocs', and allowed.
+_OPENING = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>`{3,})python\b[^`]*$")
+_SKIP = re.compile(r"^\s*<!--\s*skip:(?P<reason>.*?)-->\s*$")
+
+
+def python_blocks(text: str) -> list[tuple[int, str]]:
+    """Return (line number of the first line, code) of each block that is to be run.
+
+    Raises:
+        ValueError: a block is not closed, or is skipped without a reason.
+    """
+    lines = text.splitlines()
+    blocks, at = [], 0
+    while at < len(lines):
+        opening = _OPENING.match(lines[at])
+        if opening is None:
+            at += 1
+            continue
+        skip = _SKIP.match(lines[at - 1]) if at else None
+        if skip and not skip["reason"].strip():
+            raise ValueError(f"line {at}: a skipped block needs a reason, <!-- skip: reason -->")
+        start = at + 1
+        for at in range(start, len(lines)):
+            if lines[at].strip() == opening["fence"]:
+                break
+        else:
+            raise ValueError(f"line {start}: this python block is not closed")
+        if not skip:
+            blocks.append((start + 1, textwrap.dedent("\n".join(lines[start:at]))))
+        at += 1
+    return blocks
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_snippets_of_page(page, tmp_path, monkeypatch):
+    if os.environ.get("PNKRYLOV_TEST_X64") == "0":
+        pytest.skip("the pages are written for a session with 64-bit floats")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "snippet"}
+    with plt.rc_context():
+        for line, code in python_blocks(page.read_text(encoding="utf-8")):
+            # Empty lines in front make a traceback name the line of the page.
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    plt.close("all")
+
+
+def test_blocks_are_found_in_order_with_their_lines():
+    text = 'a\n\n```python\nx = 1\n```\n\n  ```python title="t"\n  if x:\n      y = 2\n  ```\n'
+    assert python_blocks(text) == [(4, "x = 1"), (8, "if x:\n    y = 2")]
+
+
+def test_only_the_marked_block_is_skipped():
+    text = "<!-- skip: needs a GPU -->\n```python\nx\n```\n```python\ny\n```\n```sh\nz\n```\n"
+    assert python_blocks(text) == [(6, "y")]
+
+
+def test_a_skip_without_reason_or_an_open_block_is_refused():
+    with pytest.raises(ValueError, match="needs a reason"):
+        python_blocks("<!-- skip: -->\n```python\nx\n```\n")
+    with pytest.raises(ValueError, match="not closed"):
+        python_blocks("```python\nx\n")
