@@ -1,0 +1,288 @@
+"""From a run to the numbers of a belief: mean, covariance, scale, and what they cost.
+
+Pure functions of a run and a shift. No product with the operator is spent here.
+"""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pnkrylov.covariance import KrylovCovariance, coupling_square_root
+from pnkrylov.lookahead import LookaheadError, lookahead_error
+from pnkrylov.pslq import Boundary, Complement, log_trace
+from pnkrylov.results import RESULTS
+from pnkrylov.runs import Run
+from pnkrylov.stats import SolveStats, Stats
+from pnkrylov.tridiagonal import Tridiagonal
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+class Calibrated(eqx.Module):
+    """What `calibrate_solve` and `calibrate_inverse` return, without the user's structure."""
+
+    covariance: KrylovCovariance
+    result: RESULTS
+    stats: Stats
+
+
+@eqx.filter_jit
+def calibrate_solve(
+    run: Run,
+    rhs: Float[Array, " d"],
+    shift: Float[Array, ""],
+    fixed_scale: Float[Array, ""],
+    lower_bound: Float[Array, ""] | None,
+    from_rhs: bool,
+) -> tuple[Float[Array, " d"], Calibrated, SolveStats]:
+    """Mean, covariance `nu Sigma_perp` and predicted error of a solve belief.
+
+    Args:
+        run: the run; `run.level` is the level whose mean is reported.
+        rhs: v.
+        shift: alpha.
+        fixed_scale: nu, or NaN to let the look-ahead choose it (needs a run started at v).
+        lower_bound: a lower bound of the spectrum, without shift, or None.
+        from_rhs: whether the run was started at v.
+
+    Source:
+        METHOD.md section 5.
+    """
+    tridiagonal = run.tridiagonal(shift)
+    level = jnp.minimum(run.level, run.basis.filled)
+    head = tridiagonal.head(level)
+    inside = tridiagonal.rows() < level
+    if from_rhs:
+        coordinates = run.basis.start_norm * (tridiagonal.rows() == 0).astype(rhs.dtype)
+    else:
+        coordinates = jnp.matmul(run.basis.vectors, rhs, precision=_HIGHEST)
+    solution = head.solve(jnp.where(inside, coordinates, 0)) / tridiagonal.unit
+    solution = jnp.where(inside, solution, 0)
+    mean = jnp.matmul(solution, run.basis.vectors, precision=_HIGHEST)
+
+    boundary = Boundary.of(tridiagonal, level)
+    bulk = _solve_bulk(run, tridiagonal, boundary, level, shift)
+    remainder = _covariance(run, tridiagonal, boundary, None, inside, boundary.exists, bulk.value)
+    dimension = (run.basis.size - level).astype(rhs.dtype)
+    bound = None if lower_bound is None else lower_bound + shift
+    error = lookahead_error(tridiagonal, level, bound)
+    deviation, stats = _solve_scale(
+        run, tridiagonal, error, remainder.trace(), dimension, fixed_scale, from_rhs
+    )
+    calibrated = Calibrated(
+        covariance=remainder.scaled(deviation),
+        result=run.result(rhs, shift, lower_bound),
+        stats=_stats(run, tridiagonal, boundary, bulk, level),
+    )
+    return mean, calibrated, stats
+
+
+@eqx.filter_jit
+def calibrate_inverse(
+    run: Run,
+    shift: Float[Array, ""],
+    layout: Literal["resolve-all", "paper"],
+) -> Calibrated:
+    """Covariance Sigma of an inverse belief.
+
+    The traces are those of level m, whose look-ahead is known. `"paper"` resolves the first m
+    vectors and keeps the coupling to the rest; `"resolve-all"` resolves the look-ahead vectors too
+    and spreads what is left of the trace isotropically.
+
+    Source:
+        pslq.md, section 4; METHOD.md sections 3 and 4.
+    """
+    tridiagonal = run.tridiagonal(shift)
+    assert run.probes is not None
+    level = jnp.minimum(run.level, run.basis.filled)
+    head = tridiagonal.head(level)
+    boundary = Boundary.of(tridiagonal, level)
+    complement = Complement.of(tridiagonal, boundary, run.probes, shift)
+    if layout == "paper":
+        resolved, explored = head, tridiagonal.rows() < level
+        has_u = boundary.exists
+        left = complement.trace - boundary.direction_variance()
+    else:
+        resolved, explored = tridiagonal, run.basis.mask()
+        has_u = jnp.zeros((), bool)
+        coupling = boundary.p1 * boundary.parallel_square()
+        left = jnp.sum(head.inverse_diagonal()) + coupling + complement.trace
+        left = left - jnp.sum(tridiagonal.inverse_diagonal())
+    dimension = run.basis.size - jnp.sum(explored, dtype=jnp.int32) - has_u.astype(jnp.int32)
+    bulk = _Bulk.measured(left, complement, dimension)
+    covariance = _covariance(run, tridiagonal, boundary, resolved, explored, has_u, bulk.value)
+    start = jnp.zeros((run.basis.size,), run.basis.dtype)
+    return Calibrated(
+        covariance=covariance,
+        result=run.result(start, shift, None),
+        stats=_stats(run, tridiagonal, boundary, bulk, jnp.sum(explored, dtype=jnp.int32)),
+    )
+
+
+@eqx.filter_jit
+def calibrate_logdet(
+    run: Run, shift: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`log det (A + shift I)` and its standard error (METHOD.md section 2)."""
+    tridiagonal = run.tridiagonal(shift)
+    assert run.probes is not None
+    level = jnp.minimum(run.level, run.basis.filled)
+    boundary = Boundary.of(tridiagonal, level)
+    # The boundary probe's own Theta, its first row first; what is not in it decouples as 1.
+    inside = (tridiagonal.rows() >= level) & (tridiagonal.rows() < tridiagonal.filled)
+    off_diagonal = jnp.where(inside[:-1], tridiagonal.off_diagonal, 0)
+    theta = jnp.diag(jnp.where(inside, tridiagonal.alpha, 1))
+    theta = theta + jnp.diag(off_diagonal, 1) + jnp.diag(off_diagonal, -1)
+    theta = jnp.roll(jnp.roll(theta, -level, axis=0), -level, axis=1)
+    trace, error = log_trace(theta, boundary.exists, run.probes, shift, tridiagonal.unit)
+    dimension = (run.basis.size - level).astype(trace.dtype)
+    value = tridiagonal.head(level).logdet() + trace + dimension * jnp.log(tridiagonal.unit)
+    return value - jnp.log1p(boundary.gamma * boundary.p1), error
+
+
+class _Bulk(eqx.Module):
+    """omega in units of 1/unit, how well it is known, and what the complement's Ritz values say."""
+
+    value: Float[Array, ""]
+    standard_error: Float[Array, ""]
+    at_floor: Array
+    kappa: Float[Array, ""]
+
+    @classmethod
+    def measured(
+        cls, left: Float[Array, ""], complement: Complement, dimension: Int[Array, ""]
+    ) -> "_Bulk":
+        """`left` shared out over `dimension` directions, not below the provable 1/mu_1."""
+        count = jnp.maximum(dimension, 1).astype(left.dtype)
+        smallest, largest = complement.ritz_range
+        floor = 1 / largest
+        value = left / count
+        exists = dimension > 0
+        at_floor = exists & (value < floor)
+        return cls(
+            value=jnp.where(exists, jnp.maximum(value, floor), 0),
+            standard_error=jnp.where(exists, complement.standard_error / count, 0),
+            at_floor=at_floor,
+            kappa=jnp.where(jnp.isfinite(largest), largest / smallest, 1),
+        )
+
+
+def _solve_bulk(
+    run: Run,
+    tridiagonal: Tridiagonal,
+    boundary: Boundary,
+    level: Array,
+    shift: Array,
+) -> _Bulk:
+    dimension = run.basis.size - level - boundary.exists.astype(jnp.int32)
+    if run.probes is not None:
+        complement = Complement.of(tridiagonal, boundary, run.probes, shift)
+        left = complement.trace - boundary.direction_variance()
+        return _Bulk.measured(left, complement, dimension)
+    # Without random probes the look-ahead vectors stand in for the bulk; the scale nu makes up
+    # for their bias, since only the share of the coupling depends on omega.
+    others = jnp.maximum(boundary.depth - 1, 1).astype(shift.dtype)
+    several = boundary.exists & (boundary.depth > 1)
+    mean = (boundary.trace - boundary.direction_variance()) / others
+    single = jnp.where(boundary.exists, boundary.p1, 1)
+    rows = tridiagonal.rows()
+    tail = tridiagonal.tail(level)
+    inside = (rows >= level) & (rows < tail.filled)
+    smallest = jnp.min(jnp.where(inside, tail.inverse_diagonal(), jnp.inf))
+    largest = jnp.max(jnp.where(inside, tail.inverse_diagonal(), 0))
+    return _Bulk(
+        value=jnp.where(dimension > 0, jnp.where(several, mean, single), 0),
+        standard_error=jnp.asarray(jnp.inf, shift.dtype),
+        at_floor=jnp.zeros((), bool),
+        kappa=jnp.where(boundary.exists, largest / smallest, 1),
+    )
+
+
+def _covariance(
+    run: Run,
+    tridiagonal: Tridiagonal,
+    boundary: Boundary,
+    resolved: Tridiagonal | None,
+    explored: Array,
+    has_u: Array,
+    bulk: Array,
+) -> KrylovCovariance:
+    parallel_norm = jnp.sqrt(boundary.parallel_square())
+    root = coupling_square_root(parallel_norm, boundary.p1, boundary.p2, boundary.p3)
+    parallel = boundary.parallel / jnp.where(parallel_norm > 0, parallel_norm, 1)
+    perpendicular = boundary.perpendicular / jnp.where(boundary.p2 > 0, jnp.sqrt(boundary.p2), 1)
+    unit = jnp.sqrt(tridiagonal.unit)
+    return KrylovCovariance(
+        vectors=run.basis.vectors,
+        resolved=resolved,
+        directions=jnp.stack([parallel, perpendicular]),
+        coupling_factor=jnp.where(has_u, root, 0) / unit,
+        explored=explored,
+        has_u=has_u,
+        bulk_deviation=jnp.sqrt(bulk) / unit,
+        structure=run.structure,
+    )
+
+
+def _solve_scale(
+    run: Run,
+    tridiagonal: Tridiagonal,
+    error: LookaheadError,
+    trace: Array,
+    dimension: Array,
+    fixed_scale: Array,
+    from_rhs: bool,
+) -> tuple[Array, SolveStats]:
+    """sqrt(nu) and the predicted errors."""
+    norm, unit = run.basis.start_norm, tridiagonal.unit
+    deviation = jnp.sqrt(fixed_scale)
+    predicted = deviation * jnp.sqrt(trace)
+    upper, seen, energy = jnp.full_like(norm, jnp.inf), jnp.zeros_like(norm), predicted * jnp.nan
+    sufficient = jnp.ones((), bool)
+    if from_rhs:
+        error_norm = norm * error.norm / unit
+        energy = norm * error.energy_norm / jnp.sqrt(unit)
+        upper, seen, sufficient = norm * error.norm_upper / unit, error.seen(), error.sufficient()
+        chosen = jnp.where(trace > 0, error_norm / jnp.sqrt(jnp.where(trace > 0, trace, 1)), 0)
+        free = jnp.isnan(fixed_scale)
+        deviation = jnp.where(free, chosen, deviation)
+        predicted = jnp.where(free, error_norm, predicted)
+    stats = SolveStats(
+        error_norm=predicted,
+        energy_norm=energy,
+        error_norm_upper=upper,
+        seen=seen,
+        sufficient=sufficient,
+        scale=deviation**2,
+        energy_scale=energy**2 / jnp.maximum(dimension, 1),
+    )
+    return deviation, stats
+
+
+def _stats(
+    run: Run, tridiagonal: Tridiagonal, boundary: Boundary, bulk: _Bulk, resolved: Array
+) -> Stats:
+    smallest, largest = tridiagonal.ritz_range()
+    unit = tridiagonal.unit
+    zero = jnp.zeros((), jnp.int32)
+    probes = run.probes
+    return Stats(
+        num_matvecs=run.num_matvecs,
+        num_steps=resolved,
+        lookahead=run.basis.filled - resolved,
+        num_probes=zero if probes is None else jnp.sum(probes.valid, dtype=jnp.int32),
+        probe_depth=zero if probes is None else probes.steps,
+        ritz_min=smallest,
+        ritz_max=largest,
+        residual_norm=run.basis.residual_norm(),
+        kappa_s=bulk.kappa,
+        coupling_norm=jnp.where(boundary.exists, boundary.coupling_norm() / unit, jnp.nan),
+        bulk_variance=bulk.value / unit,
+        bulk_standard_error=bulk.standard_error / unit,
+        bulk_at_floor=bulk.at_floor,
+        asymmetry=run.asymmetry,
+        driver=run.basis.driver,
+    )

@@ -1,0 +1,1 @@
+"""Bridges to other packages. Each module imports its package lazily; nothing imports them."""

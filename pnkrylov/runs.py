@@ -1,0 +1,229 @@
+"""A run: everything that was paid for, kept so that nothing is computed twice.
+
+Beliefs are views of a run. Shifting, refining, saving and re-scaling start from it.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from pnkrylov._structure import VectorStructure
+from pnkrylov.errors import (
+    NotFiniteError,
+    NotPositiveDefiniteError,
+    NotSymmetricError,
+    PnkrylovError,
+)
+from pnkrylov.krylov import KrylovBasis, is_concrete, pad, step
+from pnkrylov.lookahead import lookahead_error
+from pnkrylov.operators import SPDOperator, check_symmetric, symmetry_tolerance
+from pnkrylov.pslq import Probes
+from pnkrylov.results import RESULTS
+from pnkrylov.tridiagonal import Tridiagonal
+
+# The look-ahead is judged after every so many steps.
+_CHUNK = 10
+
+
+class Run(eqx.Module):
+    """One Lanczos run, its probes, and their price.
+
+    Attributes:
+        basis: the Lanczos basis, look-ahead included, of the unshifted operator.
+        level: m, where the look-ahead begins and where the probes were projected.
+        probes: random probes in the complement of level m, or None.
+        asymmetry: what the symmetry probe measured, or NaN.
+        num_matvecs: all products that were spent.
+        structure: the user's vectors.
+    """
+
+    basis: KrylovBasis
+    level: Int[Array, ""]
+    probes: Probes | None
+    asymmetry: Float[Array, ""]
+    num_matvecs: Int[Array, ""]
+    structure: VectorStructure = eqx.field(static=True)
+
+    def tridiagonal(self, shift: Float[Array, ""]) -> Tridiagonal:
+        """The factored T, shifted."""
+        return Tridiagonal.of(self.basis, shift)
+
+    def result(
+        self,
+        rhs: Float[Array, " d"],
+        shift: Float[Array, ""],
+        lower_bound: Float[Array, ""] | None,
+    ) -> RESULTS:
+        """The result code: the first thing that is wrong, in the order of cause and effect."""
+        smallest, largest = self.tridiagonal(shift).ritz_range()
+        eps = jnp.finfo(self.basis.dtype).eps
+        nothing = self.basis.filled == 0
+        # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.
+        definite = (smallest > 10 * eps * largest) | nothing
+        finite = jnp.all(jnp.isfinite(self.basis.alpha)) & jnp.all(jnp.isfinite(self.basis.beta))
+        if self.probes is not None:
+            finite = finite & jnp.all(jnp.isfinite(self.probes.alpha))
+        symmetric = ~(self.asymmetry > symmetry_tolerance(self.structure))
+        result = RESULTS.successful
+        if lower_bound is not None:
+            bound = lower_bound + shift
+            # A Ritz value may touch the spectrum's edge; rounding must not refuse it.
+            fine = (bound > 0) & (bound <= smallest * (1 + 100 * eps)) | nothing
+            result = RESULTS.where(fine, result, RESULTS.bad_lower_bound)
+        result = RESULTS.where(definite, result, RESULTS.not_positive_definite)
+        result = RESULTS.where(symmetric, result, RESULTS.not_symmetric)
+        result = RESULTS.where(finite, result, RESULTS.nonfinite_product)
+        return RESULTS.where(jnp.all(jnp.isfinite(rhs)), result, RESULTS.nonfinite_input)
+
+    def raise_unless(self, result: RESULTS, shift: Array, lower_bound: Array | None) -> None:
+        """Raises the error of a failed run, with the measured value (concrete values only)."""
+        if bool(jnp.all(result == RESULTS.successful)):
+            return
+        smallest, largest = (float(x) for x in self.tridiagonal(shift).ritz_range())
+        if bool(result == RESULTS.nonfinite_input):
+            raise NotFiniteError(NotFiniteError.message("The right-hand side or start vector"))
+        if bool(result == RESULTS.nonfinite_product):
+            raise NotFiniteError(NotFiniteError.message("A product A v"))
+        if bool(result == RESULTS.not_symmetric):
+            tolerance = symmetry_tolerance(self.structure)
+            raise NotSymmetricError(NotSymmetricError.message(float(self.asymmetry), tolerance))
+        if bool(result == RESULTS.not_positive_definite):
+            raise NotPositiveDefiniteError(
+                NotPositiveDefiniteError.message(f"{smallest:.6g} (the largest is {largest:.6g})")
+            )
+        assert lower_bound is not None
+        raise PnkrylovError(
+            f"lower_bound={float(lower_bound):.6g} (plus shift {float(shift):.6g}) is not a lower "
+            f"bound of the spectrum: it must be positive, and the smallest Ritz value is "
+            f"{smallest:.6g}. Pass a smaller one, or none."
+        )
+
+
+def finish(belief: Any, *, throw: bool) -> Any:
+    """Throws for a failed run, or hides its numbers: a failed run returns no plausible one."""
+    if throw:
+        if is_concrete(belief):
+            bound = getattr(belief, "lower_bound", None)
+            belief.run.raise_unless(belief.result, belief.alpha, bound)
+            return belief
+        return belief.result.error_if(belief, belief.result != RESULTS.successful)
+    good = belief.result == RESULTS.successful
+
+    def hide(leaf):
+        return jnp.where(good, leaf, jnp.nan) if eqx.is_inexact_array(leaf) else leaf
+
+    return dataclasses.replace(
+        belief,
+        mean_flat=hide(belief.mean_flat),
+        covariance=jax.tree.map(hide, belief.covariance),
+    )
+
+
+def probe_symmetry(
+    operator: SPDOperator, key: PRNGKeyArray, *, wanted: bool
+) -> tuple[Float[Array, ""], int]:
+    """The asymmetry that two products show (NaN if not wanted), and the products spent."""
+    if not wanted:
+        return jnp.asarray(jnp.nan, operator.dtype), 0
+    return _asymmetry(operator, key), 2
+
+
+@eqx.filter_jit
+def _asymmetry(operator: SPDOperator, key: PRNGKeyArray) -> Float[Array, ""]:
+    return check_symmetric(operator, key)[0]
+
+
+def look_ahead(
+    operator: SPDOperator,
+    basis: KrylovBasis,
+    level: Int[Array, ""],
+    limit: int,
+    shift: Float[Array, ""],
+    lower_bound: Float[Array, ""] | None,
+) -> tuple[KrylovBasis, Int[Array, ""]]:
+    """Continues a run, all of whose rows are filled, until the error of level m is seen.
+
+    Args:
+        operator: A, unshifted.
+        basis: the run so far, at least `level` steps.
+        level: m.
+        limit: most steps to take.
+        shift: alpha.
+        lower_bound: a lower bound of the spectrum, unshifted, or None.
+
+    Returns:
+        The longer basis, with room for `limit` more rows, and the number of steps taken.
+    """
+    begin = basis.num_rows
+    if limit == 0:
+        return basis, jnp.zeros((), jnp.int32)
+    basis = pad(basis, begin + limit)
+    if basis.driver != "host":
+        return _look_ahead_compiled(operator, basis, level, begin, shift, lower_bound)
+    taken = 0
+    while (
+        taken < limit
+        and bool(basis.residual_norm() > 0)
+        and not bool(_sufficient(basis, level, shift, lower_bound))
+    ):
+        for _ in range(min(_CHUNK, limit - taken)):
+            index = jnp.asarray(begin + taken, jnp.int32)
+            basis = jax.block_until_ready(_look_ahead_step(operator, basis, index))
+            taken += 1
+    return basis, jnp.asarray(taken, jnp.int32)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _look_ahead_step(operator: SPDOperator, basis: KrylovBasis, index: Array) -> KrylovBasis:
+    return step(operator, basis, index)
+
+
+@eqx.filter_jit
+def _sufficient(basis: KrylovBasis, level: Array, shift: Array, lower_bound: Array | None) -> Array:
+    bound = None if lower_bound is None else lower_bound + shift
+    seen = lookahead_error(Tridiagonal.of(basis, shift), level, bound).sufficient()
+    return (basis.filled >= level + _CHUNK) & seen
+
+
+@eqx.filter_jit
+def _look_ahead_compiled(
+    operator: SPDOperator,
+    basis: KrylovBasis,
+    level: Int[Array, ""],
+    begin: int,
+    shift: Array,
+    lower_bound: Array | None,
+) -> tuple[KrylovBasis, Int[Array, ""]]:
+    end = basis.num_rows
+
+    def unfinished(state):
+        basis, position, enough = state
+        return (position < end) & (basis.residual_norm() > 0) & ~enough
+
+    def chunk(state):
+        basis, position, _ = state
+        stop = jnp.minimum(position + _CHUNK, end)
+        basis = jax.lax.fori_loop(
+            position, stop, lambda index, basis: step(operator, basis, index), basis
+        )
+        return basis, stop, _sufficient(basis, level, shift, lower_bound)
+
+    enough = _sufficient(basis, level, shift, lower_bound)
+    start = (basis, jnp.asarray(begin, jnp.int32), enough)
+    basis, position, _ = jax.lax.while_loop(unfinished, chunk, start)
+    return basis, position - begin
+
+
+def scalar(value: Any, name: str, dtype: np.dtype) -> Float[Array, ""]:
+    """A user's real number as an array of the working dtype."""
+    array = jnp.asarray(value)
+    if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number):
+        raise TypeError(f"{name}={value!r} must be a real number.")
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"{name}={value!r} must be a real number, not a complex one.")
+    return array.astype(dtype)

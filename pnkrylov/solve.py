@@ -1,0 +1,349 @@
+"""The two front doors: `solve` for a belief about `A^-1 v`, `inverse` for one about `A^-1`."""
+
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from pnkrylov.beliefs import InverseBelief, SolveBelief, inverse_belief, solve_belief
+from pnkrylov.krylov import (
+    Driver,
+    KrylovBasis,
+    check_num_steps,
+    continue_run,
+    is_concrete,
+    lanczos,
+)
+from pnkrylov.lookahead import lookahead_error
+from pnkrylov.operators import as_operator, check_vector
+from pnkrylov.pslq import run_probes
+from pnkrylov.runs import Run, finish, look_ahead, probe_symmetry, scalar
+from pnkrylov.tridiagonal import Tridiagonal
+
+# Random probes stop when a further step changes their mean by less than this, relatively.
+_PROBE_TOLERANCE = 2e-3
+
+
+def solve(
+    A: Any,
+    v: PyTree,
+    *,
+    key: PRNGKeyArray | None = None,
+    num_steps: int | None = None,
+    budget: int | None = None,
+    max_lookahead: int = 60,
+    num_probes: int | None = None,
+    probe_depth: int = 20,
+    scale: Literal["lookahead", "prior"] | float | Float[Array, ""] = "lookahead",
+    lower_bound: float | Float[Array, ""] | None = None,
+    shift: float | Float[Array, ""] = 0.0,
+    start: PyTree | None = None,
+    check_symmetric: bool = True,
+    driver: Driver = "auto",
+    progress: bool = False,
+    throw: bool = True,
+) -> SolveBelief:
+    """A Gaussian belief about `x = (A + shift I)^-1 v` from one Lanczos run.
+
+    Args:
+        A: symmetric positive definite: a 2-D array, a callable `v -> A v` on arrays or pytrees, a
+            lineax, scipy or probnum operator (see `as_operator`).
+        v: right-hand side, an array `(d,)` or the operator's pytree. Zero is fine: the answer is
+            exactly zero.
+        key: random key, for the symmetry check and the probes.
+        num_steps: m, the steps that the mean resolves, 1 to d; `min(d, 50)` by default.
+        budget: all products to spend, instead of `num_steps`; the mean is then that of the last
+            level whose error the remaining steps have seen.
+        max_lookahead: most steps spent after level m on seeing its error; 10 at a time, only as
+            many as are needed.
+        num_probes: random probes for the bulk. By default none when the look-ahead sets the
+            scale (it makes up for what they would tell), else 8.
+        probe_depth: most steps of each probe.
+        scale: `"lookahead"` sets the scale of the covariance by the 2-norm error that the
+            look-ahead sees; `"prior"` is the papers' scale 1, calibrated when v was drawn from
+            N(0, A) independently of the start vector; a number is used as it is.
+        lower_bound: a known lower bound of the spectrum of A (noise variance, damping), which
+            turns the predicted error into a proven bracket (Gauss-Radau).
+        shift: alpha >= 0 or at least such that `A + alpha I` is positive definite; costs nothing.
+        start: start vector of the run, v by default. Another one needs `scale` other than
+            `"lookahead"`.
+        check_symmetric: spend two products on checking that A is symmetric.
+        driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
+        progress: show progress bars; Ctrl-C then returns the belief so far.
+        throw: raise on failure; with False the belief carries `result` and NaN instead.
+
+    Returns:
+        A `SolveBelief`.
+
+    Raises:
+        TypeError, ValueError: wrong shapes, dtypes or sizes; a missing key.
+        PnkrylovError: NaN or infinity, a non-symmetric or indefinite operator, a wrong
+            `lower_bound`.
+
+    Source:
+        pslq.md, section 4.4; METHOD.md section 5.
+    """
+    operator = as_operator(A, like=v)
+    rhs = check_vector(operator, v, "v")
+    key = _require_key(key)
+    size, dtype = operator.size, operator.dtype
+    from_rhs = start is None
+    fixed_scale = _fixed_scale(scale, from_rhs, dtype)
+    shift = scalar(shift, "shift", dtype)
+    bound = None if lower_bound is None else scalar(lower_bound, "lower_bound", dtype)
+    if num_probes is None:
+        num_probes = 0 if scale == "lookahead" else min(8, size)
+    _check_counts(max_lookahead=max_lookahead, num_probes=num_probes)
+    if num_probes:
+        _check_positive(probe_depth=probe_depth)
+    symmetry_key, probe_key = jax.random.split(key)
+
+    asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
+    overhead = checked + num_probes * probe_depth
+    steps = _steps(num_steps, budget, overhead, default=50, size=size)
+    origin = v if from_rhs else start
+    basis = lanczos(operator, origin, steps, driver=driver, progress=progress)
+    level, spent = jnp.asarray(basis.num_rows, jnp.int32), basis.num_rows
+    if budget is None:
+        limit = min(max_lookahead, size - basis.num_rows)
+        basis, ahead = look_ahead(operator, basis, level, limit, shift, bound)
+        spent = spent + ahead
+    else:
+        level = _best_level(basis, shift, bound)
+    probes = None
+    if num_probes:
+        probes = run_probes(
+            operator,
+            basis,
+            level,
+            probe_key,
+            num_probes,
+            probe_depth,
+            tolerance=_PROBE_TOLERANCE,
+            shift=shift,
+            driver=basis.driver,
+            progress=progress,
+        )
+        spent = spent + num_probes * probes.steps
+    run = Run(
+        basis=basis,
+        level=level,
+        probes=probes,
+        asymmetry=asymmetry,
+        num_matvecs=jnp.asarray(spent + checked, jnp.int32),
+        structure=operator.structure,
+    )
+    belief = solve_belief(run, rhs, shift, fixed_scale, bound, from_rhs)
+    return finish(belief, throw=throw)
+
+
+def inverse(
+    A: Any,
+    *,
+    key: PRNGKeyArray | None = None,
+    like: PyTree | None = None,
+    mean: PyTree | None = None,
+    num_steps: int | None = None,
+    budget: int | None = None,
+    lookahead: int = 20,
+    num_probes: int = 8,
+    probe_depth: int = 20,
+    layout: Literal["resolve-all", "paper"] = "resolve-all",
+    shift: float | Float[Array, ""] = 0.0,
+    start: PyTree | None = None,
+    check_symmetric: bool = True,
+    driver: Driver = "auto",
+    progress: bool = False,
+    throw: bool = True,
+) -> InverseBelief:
+    """A Gaussian with covariance close to `(A + shift I)^-1`, from one Lanczos run and probes.
+
+    Args:
+        A: symmetric positive definite (positive semi-definite if `shift` makes up for it); see
+            `as_operator`.
+        key: random key, for the start vector, the symmetry check and the probes.
+        like: example of a vector, needed for callables only (`mean` and `start` serve as well).
+        mean: centre of the draws, zero by default.
+        num_steps: m, steps of the main run, 1 to d; `min(d, 100)` by default.
+        budget: all products to spend, instead of the sizes: about a quarter at most goes to the
+            probes (less if the complement is well conditioned), the rest to the run. Not under
+            `jit`.
+        lookahead: l, further steps that show the coupling at level m. With the default layout
+            their vectors are resolved as well.
+        num_probes: N, random probes for the trace of the complement.
+        probe_depth: most steps of each probe; they stop when their quadrature has converged.
+        layout: `"resolve-all"` resolves all m + l vectors and spreads the rest isotropically;
+            `"paper"` resolves m and keeps the exact coupling at level m.
+        shift: alpha such that `A + alpha I` is positive definite; costs nothing.
+        start: start vector, random normal by default.
+        check_symmetric: spend two products on checking that A is symmetric.
+        driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
+        progress: show progress bars; Ctrl-C then returns the belief so far.
+        throw: raise on failure; with False the belief carries `result` and NaN instead.
+
+    Returns:
+        An `InverseBelief`.
+
+    Raises:
+        TypeError, ValueError: wrong shapes, dtypes or sizes; a missing key.
+        PnkrylovError: NaN or infinity, a non-symmetric or indefinite operator.
+
+    Source:
+        pslq.md, sections 4 and 5; METHOD.md sections 3 and 4.
+    """
+    example = next((tree for tree in (like, mean, start) if tree is not None), None)
+    operator = as_operator(A, like=example)
+    key = _require_key(key)
+    size, dtype = operator.size, operator.dtype
+    if layout not in ("resolve-all", "paper"):
+        raise ValueError(f"layout={layout!r} is unknown: use 'resolve-all' or 'paper'.")
+    _check_positive(lookahead=lookahead, num_probes=num_probes, probe_depth=probe_depth)
+    shift = scalar(shift, "shift", dtype)
+    start_key, symmetry_key, probe_key = jax.random.split(key, 3)
+    centre = jnp.zeros((size,), dtype) if mean is None else check_vector(operator, mean, "mean")
+    if start is None:
+        origin = operator.unravel(jax.random.normal(start_key, (size,), dtype))
+    else:
+        origin = start
+    num_probes = min(num_probes, size)
+
+    asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
+    if budget is None:
+        steps, total = _steps(num_steps, None, 0, default=100, size=size), None
+    else:
+        total = _steps(num_steps, budget, checked, default=100, size=None)
+        if not is_concrete((operator, key)):
+            raise ValueError("budget= chooses shapes from what it sees: not under jit/vmap/grad.")
+        steps, num_probes, probe_depth = _split(total, num_probes, probe_depth, size)
+    basis = lanczos(operator, origin, steps, driver=driver, progress=progress)
+    level, spent = jnp.asarray(basis.num_rows, jnp.int32), basis.num_rows
+    probes = None
+
+    def draw_probes():
+        return run_probes(
+            operator,
+            basis,
+            level,
+            probe_key,
+            num_probes,
+            probe_depth,
+            tolerance=_PROBE_TOLERANCE,
+            shift=shift,
+            driver=basis.driver,
+            progress=progress,
+        )
+
+    if total is not None:
+        # What the probes did not need goes to the run.
+        probes = draw_probes()
+        lookahead = total - spent - num_probes * int(probes.steps)
+    lookahead = min(lookahead, size - basis.num_rows)
+    if lookahead:
+        continued: Driver = "host" if basis.driver == "host" else "compiled"
+        basis = continue_run(basis, operator, lookahead, driver=continued, progress=progress)
+        spent = spent + lookahead
+    if probes is None:
+        probes = draw_probes()
+    run = Run(
+        basis=basis,
+        level=level,
+        probes=probes,
+        asymmetry=asymmetry,
+        num_matvecs=jnp.asarray(spent + checked + num_probes * probes.steps, jnp.int32),
+        structure=operator.structure,
+    )
+    return finish(inverse_belief(run, centre, shift, layout), throw=throw)
+
+
+def _require_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
+    if key is None:
+        raise TypeError("key is missing: pass a random key, for example key=jax.random.key(0).")
+    return key
+
+
+def _fixed_scale(scale: Any, from_rhs: bool, dtype: Any) -> Float[Array, ""]:
+    if isinstance(scale, str):
+        if scale == "prior":
+            return jnp.ones((), dtype)
+        if scale != "lookahead":
+            raise ValueError(f"scale={scale!r} is unknown: use 'lookahead', 'prior' or a number.")
+        if not from_rhs:
+            raise ValueError(
+                "scale='lookahead' needs a run that starts at v: leave start=None, or use "
+                "scale='prior' (calibrated for a start independent of v) or a number."
+            )
+        return jnp.asarray(jnp.nan, dtype)
+    fixed = scalar(scale, "scale", dtype)
+    if is_concrete(fixed) and not float(fixed) >= 0:
+        raise ValueError(f"scale={float(fixed)} must not be negative or NaN.")
+    return fixed
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}={value!r} must be an int.")
+        if value < 0:
+            raise ValueError(f"{name}={value} must not be negative.")
+
+
+def _check_positive(**counts: int) -> None:
+    _check_counts(**counts)
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+
+
+def _steps(
+    num_steps: int | None, budget: int | None, overhead: int, *, default: int, size: int | None
+) -> int:
+    """Steps of the run: given, by default, or what the budget leaves after the overhead."""
+    if num_steps is not None and budget is not None:
+        raise ValueError("Pass num_steps or budget, not both.")
+    if budget is not None:
+        _check_counts(budget=budget)
+        smallest = overhead + 4
+        if budget < smallest:
+            raise ValueError(
+                f"budget={budget} is too small: checks and probes take {overhead} products and a "
+                f"belief takes at least 4 more. Pass at least {smallest}."
+            )
+        left = budget - overhead
+        return left if size is None else min(left, size)
+    assert size is not None
+    if num_steps is None:
+        return min(default, size)
+    check_num_steps(num_steps, size)
+    return num_steps
+
+
+def _split(total: int, num_probes: int, probe_depth: int, size: int) -> tuple[int, int, int]:
+    """Main steps, probes and their depth: at most a quarter for probes, a fifth of the rest ahead.
+
+    A scalar (the bulk) is not worth more; what converged probes leave over goes to the run.
+    """
+    quarter = max(total // 4, 2)
+    num_probes = min(num_probes, max(2, quarter // 4))
+    probe_depth = min(probe_depth, max(1, quarter // num_probes))
+    rest = max(total - num_probes * probe_depth, 2)
+    steps = rest - max(1, rest // 5)
+    return min(steps, size), num_probes, probe_depth
+
+
+@eqx.filter_jit
+def _best_level(
+    basis: KrylovBasis, shift: Float[Array, ""], lower_bound: Float[Array, ""] | None
+) -> Int[Array, ""]:
+    """The last level whose error the remaining rows have seen; else half of the rows."""
+    tridiagonal = Tridiagonal.of(basis, shift)
+    bound = None if lower_bound is None else lower_bound + shift
+    levels = tridiagonal.rows() + 1
+    errors = jax.vmap(lambda level: lookahead_error(tridiagonal, level, bound))(levels)
+    # Ten steps must follow, as in an adaptive look-ahead, unless there is nothing left to see.
+    exhausted = basis.residual_norm() == 0
+    enough = errors.sufficient() & (levels + 10 <= basis.filled)
+    best = jnp.max(jnp.where(enough, levels, 0))
+    best = jnp.where(best > 0, best, jnp.maximum(basis.filled // 2, 1))
+    return jnp.where(exhausted, basis.filled, best)
