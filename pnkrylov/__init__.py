@@ -27,6 +27,7 @@ from pnkrylov.krylov import KrylovBasis, continue_run, lanczos
 from pnkrylov.operators import SPDOperator, as_operator
 from pnkrylov.results import RESULTS
 from pnkrylov.solve import inverse, solve
+from pnkrylov.storage import load
 
 __version__ = "0.1.0"
 
@@ -48,5 +49,6 @@ __all__ = [
     "continue_run",
     "inverse",
     "lanczos",
+    "load",
     "solve",
 ]

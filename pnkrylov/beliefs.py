@@ -1,6 +1,7 @@
 """The two beliefs: about `A^-1 v` (SolveBelief) and about `A^-1` itself (InverseBelief)."""
 
 import dataclasses
+import os
 from typing import Any, Literal
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._archive import write
 from pnkrylov._operator_types import SPDOperator
 from pnkrylov.calibration import calibrate_inverse, calibrate_logdet, calibrate_solve
 from pnkrylov.covariance import KrylovCovariance
@@ -109,6 +111,12 @@ class SolveBelief(GaussianBelief):
             run, basis=basis, level=target, num_matvecs=run.num_matvecs + spent + ahead
         )
         return self._again(run, self.alpha)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the belief to one file, for `pnkrylov.load` (see `pnkrylov.storage`)."""
+        names = ("rhs", "alpha", "fixed_scale", "lower_bound")
+        fields = {name: getattr(self, name) for name in names}
+        write(path, "SolveBelief", self.run, fields, {"from_rhs": self.from_rhs})
 
     def _again(self, run: Run, alpha: Array) -> "SolveBelief":
         belief = solve_belief(
@@ -267,6 +275,11 @@ class InverseBelief(GaussianBelief):
         spent = run.num_matvecs + probes.num_probes * probes.steps
         run = dataclasses.replace(run, level=level, probes=probes, num_matvecs=spent)
         return finish(inverse_belief(run, self.mean_flat, self.alpha, self.layout), throw=True)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the belief to one file, for `pnkrylov.load` (see `pnkrylov.storage`)."""
+        fields = {"mean_flat": self.mean_flat, "alpha": self.alpha}
+        write(path, "InverseBelief", self.run, fields, {"layout": self.layout})
 
     def _bulk_error(self) -> Float[Array, ""]:
         return self.stats.bulk_standard_error

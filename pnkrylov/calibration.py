@@ -52,6 +52,7 @@ def calibrate_solve(
         METHOD.md section 5.
     """
     tridiagonal = run.tridiagonal(shift)
+    ritz_range = tridiagonal.ritz_range()
     level = jnp.minimum(run.level, run.basis.filled)
     head = tridiagonal.head(level)
     inside = tridiagonal.rows() < level
@@ -64,18 +65,18 @@ def calibrate_solve(
     mean = jnp.matmul(solution, run.basis.vectors, precision=_HIGHEST)
 
     boundary = Boundary.of(tridiagonal, level)
-    bulk = _solve_bulk(run, tridiagonal, boundary, level, shift)
+    bound = None if lower_bound is None else lower_bound + shift
+    error = lookahead_error(tridiagonal, level, bound, ritz_range)
+    bulk = _solve_bulk(run, tridiagonal, boundary, level, shift, error, ritz_range)
     remainder = _covariance(run, tridiagonal, boundary, None, inside, boundary.exists, bulk.value)
     dimension = (run.basis.size - level).astype(rhs.dtype)
-    bound = None if lower_bound is None else lower_bound + shift
-    error = lookahead_error(tridiagonal, level, bound)
     deviation, stats = _solve_scale(
         run, tridiagonal, error, remainder.trace(), dimension, fixed_scale, from_rhs
     )
     calibrated = Calibrated(
         covariance=remainder.scaled(deviation),
-        result=run.result(rhs, shift, lower_bound),
-        stats=_stats(run, tridiagonal, boundary, bulk, level),
+        result=run.result(rhs, shift, lower_bound, ritz_range),
+        stats=_stats(run, tridiagonal.unit, ritz_range, boundary, bulk, level),
     )
     return mean, calibrated, stats
 
@@ -96,6 +97,7 @@ def calibrate_inverse(
         pslq.md, section 4; METHOD.md sections 3 and 4.
     """
     tridiagonal = run.tridiagonal(shift)
+    ritz_range = tridiagonal.ritz_range()
     assert run.probes is not None
     level = jnp.minimum(run.level, run.basis.filled)
     head = tridiagonal.head(level)
@@ -117,8 +119,10 @@ def calibrate_inverse(
     start = jnp.zeros((run.basis.size,), run.basis.dtype)
     return Calibrated(
         covariance=covariance,
-        result=run.result(start, shift, None),
-        stats=_stats(run, tridiagonal, boundary, bulk, jnp.sum(explored, dtype=jnp.int32)),
+        result=run.result(start, shift, None, ritz_range),
+        stats=_stats(
+            run, tridiagonal.unit, ritz_range, boundary, bulk, jnp.sum(explored, dtype=jnp.int32)
+        ),
     )
 
 
@@ -176,28 +180,30 @@ def _solve_bulk(
     boundary: Boundary,
     level: Array,
     shift: Array,
+    error: LookaheadError,
+    ritz_range: Array,
 ) -> _Bulk:
     dimension = run.basis.size - level - boundary.exists.astype(jnp.int32)
     if run.probes is not None:
         complement = Complement.of(tridiagonal, boundary, run.probes, shift)
         left = complement.trace - boundary.direction_variance()
         return _Bulk.measured(left, complement, dimension)
-    # Without random probes the look-ahead vectors stand in for the bulk; the scale nu makes up
-    # for their bias, since only the share of the coupling depends on omega.
-    others = jnp.maximum(boundary.depth - 1, 1).astype(shift.dtype)
-    several = boundary.exists & (boundary.depth > 1)
-    mean = (boundary.trace - boundary.direction_variance()) / others
-    single = jnp.where(boundary.exists, boundary.p1, 1)
-    rows = tridiagonal.rows()
-    tail = tridiagonal.tail(level)
-    inside = (rows >= level) & (rows < tail.filled)
-    smallest = jnp.min(jnp.where(inside, tail.inverse_diagonal(), jnp.inf))
-    largest = jnp.max(jnp.where(inside, tail.inverse_diagonal(), 0))
+    # Without random probes the error itself measures the complement: the exact remainder has
+    # ||e||_2^2 / tr Sigma_perp = ||e||_A^2 / (d - m), which gives its trace. An average over the
+    # look-ahead vectors instead is far too small on fast decaying spectra (they lie among the
+    # large eigenvalues), and leaves the belief to the two coupling directions.
+    count = jnp.maximum(dimension, 1).astype(shift.dtype)
+    rank = (run.basis.size - level).astype(shift.dtype)
+    per_direction = error.norm / jnp.where(error.energy_norm > 0, error.energy_norm, 1)
+    coupling = boundary.p1 * boundary.parallel_square() + boundary.direction_variance()
+    value = (rank * per_direction**2 - coupling) / count
+    floor = tridiagonal.unit / ritz_range[1]
+    ends = tridiagonal.tail(level).ritz_range() / tridiagonal.unit
     return _Bulk(
-        value=jnp.where(dimension > 0, jnp.where(several, mean, single), 0),
+        value=jnp.where(dimension > 0, jnp.maximum(value, floor), 0),
         standard_error=jnp.asarray(jnp.inf, shift.dtype),
         at_floor=jnp.zeros((), bool),
-        kappa=jnp.where(boundary.exists, largest / smallest, 1),
+        kappa=jnp.where(boundary.exists, ends[1] / ends[0], 1),
     )
 
 
@@ -263,10 +269,9 @@ def _solve_scale(
 
 
 def _stats(
-    run: Run, tridiagonal: Tridiagonal, boundary: Boundary, bulk: _Bulk, resolved: Array
+    run: Run, unit: Array, ritz_range: Array, boundary: Boundary, bulk: _Bulk, resolved: Array
 ) -> Stats:
-    smallest, largest = tridiagonal.ritz_range()
-    unit = tridiagonal.unit
+    smallest, largest = ritz_range
     zero = jnp.zeros((), jnp.int32)
     probes = run.probes
     return Stats(

@@ -1,6 +1,7 @@
 """What every Gaussian belief can do: its mean, its spread, draws, and push-forwards."""
 
 import abc
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,10 @@ class GaussianBelief(eqx.Module):
     mean_flat: eqx.AbstractVar[Float[Array, " d"]]
     covariance: eqx.AbstractVar[KrylovCovariance]
     result: eqx.AbstractVar[RESULTS]
+
+    @abc.abstractmethod
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the belief to one file, for `pnkrylov.load` (see `pnkrylov.storage`)."""
 
     @abc.abstractmethod
     def __str__(self) -> str:

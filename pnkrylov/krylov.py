@@ -2,7 +2,7 @@
 
 Two drivers give the same result. The compiled driver is one XLA loop, best for cheap products. The
 host driver is a Python loop around one jitted step: on CPU, XLA runs a convolutional product
-several times slower inside a loop than alone, and only the host can show progress or be interrupted.
+several times slower inside a loop than alone; only the host can show progress or be interrupted.
 """
 
 import dataclasses
@@ -127,16 +127,21 @@ def lanczos(
     """
     operator = as_operator(A, like=start)
     flat = check_vector(operator, start, "start")
-    norm = safe_norm(flat)
-    empty = KrylovBasis(
-        vectors=jnp.zeros((0, operator.size), operator.dtype),
-        alpha=jnp.zeros((0,), operator.dtype),
-        beta=jnp.zeros((0,), operator.dtype),
-        next_vector=_unit(flat, norm),
+    return continue_run(begin_run(flat), operator, num_steps, driver=driver, progress=progress)
+
+
+@eqx.filter_jit
+def begin_run(start: Float[Array, " d"]) -> KrylovBasis:
+    """A run before its first step."""
+    norm = safe_norm(start)
+    return KrylovBasis(
+        vectors=jnp.zeros((0, start.shape[0]), start.dtype),
+        alpha=jnp.zeros((0,), start.dtype),
+        beta=jnp.zeros((0,), start.dtype),
+        next_vector=_unit(start, norm),
         filled=jnp.zeros((), jnp.int32),
         start_norm=norm,
     )
-    return continue_run(empty, operator, num_steps, driver=driver, progress=progress)
 
 
 def continue_run(
@@ -236,36 +241,49 @@ def step(operator: SPDOperator, basis: KrylovBasis, index: Int[Array, ""]) -> Kr
     A zero `next_vector` (after a breakdown) is a fixed point: it adds zero rows.
     """
     current = basis.next_vector
+    # Slices, not `at[...]`: on CPU a scatter inside a loop costs as much as a small product.
     vectors = jax.lax.dynamic_update_slice_in_dim(basis.vectors, current[None, :], index, axis=0)
     product = operator.mv(current)
     first = jnp.matmul(vectors, product, precision=jax.lax.Precision.HIGHEST)
     product = product - jnp.matmul(first, vectors, precision=jax.lax.Precision.HIGHEST)
     second = jnp.matmul(vectors, product, precision=jax.lax.Precision.HIGHEST)
     product = product - jnp.matmul(second, vectors, precision=jax.lax.Precision.HIGHEST)
-    alpha = first[index] + second[index]
-    beta = safe_norm(product)
-
-    previous = jnp.where(index > 0, basis.beta[jnp.maximum(index - 1, 0)], jnp.zeros_like(beta))
+    alpha = _entry(first + second, index)
+    previous = jnp.where(
+        index > 0, _entry(basis.beta, jnp.maximum(index - 1, 0)), jnp.zeros_like(alpha)
+    )
     # Row sums of T bound its norm from above within a factor 3; the largest seen so far stands in.
     operator_norm = jnp.maximum(
         jnp.max(jnp.abs(basis.alpha) + basis.beta), jnp.abs(alpha) + previous
     )
+    # Divided by it, squares do not under- or overflow unless the vector is negligible.
+    scale = jnp.where(operator_norm > 0, operator_norm, jnp.ones_like(operator_norm))
+    beta = scale * jnp.sqrt(jnp.sum((product / scale) ** 2))
     # What is left below a few eps ||T|| is rounding; d vectors leave no room for another.
     exhausted = (beta <= 10 * jnp.finfo(beta.dtype).eps * operator_norm) | (
         index + 1 >= operator.size
     )
     beta = jnp.where(exhausted, jnp.zeros_like(beta), beta)
     following = jnp.where(exhausted, jnp.zeros_like(product), _unit(product, beta))
-    is_vector = (jnp.sum(jnp.abs(current)) != 0).astype(jnp.int32)
+    # The current vector is zero after a breakdown, and when the start was.
+    is_vector = jnp.where(index > 0, previous != 0, basis.start_norm != 0)
     return KrylovBasis(
         vectors=vectors,
-        alpha=basis.alpha.at[index].set(alpha),
-        beta=basis.beta.at[index].set(beta),
+        alpha=_with_entry(basis.alpha, alpha, index),
+        beta=_with_entry(basis.beta, beta, index),
         next_vector=following,
-        filled=basis.filled + is_vector,
+        filled=basis.filled + is_vector.astype(jnp.int32),
         start_norm=basis.start_norm,
         driver=basis.driver,
     )
+
+
+def _entry(vector: Array, index: Int[Array, ""]) -> Array:
+    return jax.lax.dynamic_index_in_dim(vector, index, keepdims=False)
+
+
+def _with_entry(vector: Array, value: Array, index: Int[Array, ""]) -> Array:
+    return jax.lax.dynamic_update_index_in_dim(vector, value, index, axis=0)
 
 
 def pad(basis: KrylovBasis, num_rows: int) -> KrylovBasis:

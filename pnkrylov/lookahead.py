@@ -53,6 +53,7 @@ def lookahead_error(
     tridiagonal: Tridiagonal,
     level: Int[Array, ""],
     lower_bound: Float[Array, ""] | None = None,
+    ritz_range: Float[Array, "2"] | None = None,
 ) -> LookaheadError:
     """Errors of level `level` of a run that was started from the right-hand side.
 
@@ -60,6 +61,7 @@ def lookahead_error(
         tridiagonal: the whole run, look-ahead included.
         level: m, at most `tridiagonal.filled`.
         lower_bound: a proven lower bound of the spectrum, unscaled, shift included; or None.
+        ritz_range: `tridiagonal.ritz_range()` if it is known already.
 
     Returns:
         The errors, exactly zero where the Krylov space was exhausted.
@@ -81,7 +83,8 @@ def lookahead_error(
     seen = jnp.sum(weight * (energy + following))
 
     exhausted = tridiagonal.residual == 0
-    rate, last, last_weight = _decay(run, tridiagonal, level)
+    ritz_range = tridiagonal.ritz_range() if ritz_range is None else ritz_range
+    rate, last, last_weight = _decay(run, tridiagonal, level, ritz_range)
     tail = jnp.where(exhausted, 0, last * rate / (1 - rate))
     beyond = last_weight * tail * (1 + rate) / (1 - rate)
     estimate = seen + 2 * tail * jnp.sum(weight) + jnp.where(exhausted, 0, beyond)
@@ -139,7 +142,7 @@ def _squared_norms(tridiagonal: Tridiagonal) -> Float[Array, " n"]:
 
 
 def _decay(
-    run: _Increments, tridiagonal: Tridiagonal, level: Int[Array, ""]
+    run: _Increments, tridiagonal: Tridiagonal, level: Int[Array, ""], ritz_range: Array
 ) -> tuple[Array, Array, Array]:
     """Rate of decay of delta, its fitted last value, and the last weight."""
     dtype = run.delta.dtype
@@ -156,7 +159,7 @@ def _decay(
     slope = jnp.sum(window * (position - centre) * (logs - mean))
     slope = slope / jnp.where(spread > 0, spread, 1)
 
-    smallest, largest = tridiagonal.ritz_range()
+    smallest, largest = ritz_range
     ratio = jnp.maximum(smallest, jnp.finfo(dtype).tiny) / largest
     cap = jnp.exp(-2 * jnp.sqrt(ratio))
     rate = jnp.minimum(jnp.exp(slope), jnp.minimum(cap, 1 - 1e-6))

@@ -150,7 +150,7 @@ def run_probes(
     shift = jnp.zeros((), operator.dtype) if shift is None else shift
     state = _start(operator, basis, level, key, num_probes, depth, shift)
     if driver != "host":
-        return _advance(operator, basis, state, tolerance).closed()
+        return _advance(operator, basis, state, tolerance)
     with (
         Interruptible() as interrupt,
         tqdm(total=depth, desc="Probes", unit="block", disable=not progress) as bar,
@@ -259,8 +259,8 @@ def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -
     following = product / jnp.where(exhausted, 1, beta)[:, None]
     probes = dataclasses.replace(
         probes,
-        alpha=probes.alpha.at[:, index].set(alpha),
-        beta=probes.beta.at[:, index].set(beta),
+        alpha=jax.lax.dynamic_update_index_in_dim(probes.alpha, alpha, index, axis=1),
+        beta=jax.lax.dynamic_update_index_in_dim(probes.beta, beta, index, axis=1),
     )
     state = dataclasses.replace(
         state,
@@ -280,12 +280,13 @@ def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -
 @eqx.filter_jit
 def _advance(
     operator: SPDOperator, basis: KrylovBasis, state: _ProbeState, tolerance: float
-) -> _ProbeState:
-    return jax.lax.while_loop(
+) -> Probes:
+    state = jax.lax.while_loop(
         lambda state: (state.steps < state.probes.depth) & ~(state.change < tolerance),
         lambda state: _probe_step(operator, basis, state),
         state,
     )
+    return state.closed()
 
 
 @eqx.filter_jit
@@ -302,8 +303,6 @@ class Boundary(eqx.Module):
         parallel: `(n,)`, coordinates of q_par in the basis: `beta_m T_m^-1 e_m`.
         perpendicular: `(n,)`, coordinates of q_perp = `S^-1 e_1` in the look-ahead rows.
         p1, p2, p3, p4: `e_1^T S^-k e_1`.
-        trace: trace of S^-1 over the look-ahead rows.
-        depth: number of look-ahead rows.
     """
 
     exists: Bool[Array, ""]
@@ -314,8 +313,6 @@ class Boundary(eqx.Module):
     p2: Float[Array, ""]
     p3: Float[Array, ""]
     p4: Float[Array, ""]
-    trace: Float[Array, ""]
-    depth: Int[Array, ""]
 
     @classmethod
     def of(cls, tridiagonal: Tridiagonal, level: Int[Array, ""]) -> "Boundary":
@@ -339,8 +336,6 @@ class Boundary(eqx.Module):
             p2=jnp.sum(once**2),
             p3=jnp.sum(once * twice),
             p4=jnp.sum(twice**2),
-            trace=jnp.sum(jnp.where(rows >= level, tail.inverse_diagonal(), 0)),
-            depth=jnp.maximum(tridiagonal.filled - level, 0),
         )
 
     def parallel_square(self) -> Float[Array, ""]:

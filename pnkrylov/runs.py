@@ -58,9 +58,10 @@ class Run(eqx.Module):
         rhs: Float[Array, " d"],
         shift: Float[Array, ""],
         lower_bound: Float[Array, ""] | None,
+        ritz_range: Float[Array, "2"],
     ) -> RESULTS:
         """The result code: the first thing that is wrong, in the order of cause and effect."""
-        smallest, largest = self.tridiagonal(shift).ritz_range()
+        smallest, largest = ritz_range
         eps = jnp.finfo(self.basis.dtype).eps
         nothing = self.basis.filled == 0
         # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.

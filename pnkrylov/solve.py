@@ -5,16 +5,17 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from pnkrylov.beliefs import InverseBelief, SolveBelief, inverse_belief, solve_belief
 from pnkrylov.krylov import (
     Driver,
     KrylovBasis,
+    begin_run,
     check_num_steps,
     continue_run,
     is_concrete,
-    lanczos,
 )
 from pnkrylov.lookahead import lookahead_error
 from pnkrylov.operators import as_operator, check_vector
@@ -98,13 +99,18 @@ def solve(
     _check_counts(max_lookahead=max_lookahead, num_probes=num_probes)
     if num_probes:
         _check_positive(probe_depth=probe_depth)
+    elif not from_rhs:
+        raise ValueError(
+            "num_probes=0 needs a run that starts at v, whose error measures the bulk: pass at "
+            "least one probe (8 by default), or leave start=None."
+        )
     symmetry_key, probe_key = jax.random.split(key)
 
     asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
     overhead = checked + num_probes * probe_depth
     steps = _steps(num_steps, budget, overhead, default=50, size=size)
-    origin = v if from_rhs else start
-    basis = lanczos(operator, origin, steps, driver=driver, progress=progress)
+    origin = rhs if from_rhs else check_vector(operator, start, "start")
+    basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
     level, spent = jnp.asarray(basis.num_rows, jnp.int32), basis.num_rows
     if budget is None:
         limit = min(max_lookahead, size - basis.num_rows)
@@ -201,27 +207,14 @@ def inverse(
         raise ValueError(f"layout={layout!r} is unknown: use 'resolve-all' or 'paper'.")
     _check_positive(lookahead=lookahead, num_probes=num_probes, probe_depth=probe_depth)
     shift = scalar(shift, "shift", dtype)
-    start_key, symmetry_key, probe_key = jax.random.split(key, 3)
+    drawn, symmetry_key, probe_key = _draw_start(key, size, np.dtype(dtype))
+    origin = drawn if start is None else check_vector(operator, start, "start")
     centre = jnp.zeros((size,), dtype) if mean is None else check_vector(operator, mean, "mean")
-    if start is None:
-        origin = operator.unravel(jax.random.normal(start_key, (size,), dtype))
-    else:
-        origin = start
     num_probes = min(num_probes, size)
 
     asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
-    if budget is None:
-        steps, total = _steps(num_steps, None, 0, default=100, size=size), None
-    else:
-        total = _steps(num_steps, budget, checked, default=100, size=None)
-        if not is_concrete((operator, key)):
-            raise ValueError("budget= chooses shapes from what it sees: not under jit/vmap/grad.")
-        steps, num_probes, probe_depth = _split(total, num_probes, probe_depth, size)
-    basis = lanczos(operator, origin, steps, driver=driver, progress=progress)
-    level, spent = jnp.asarray(basis.num_rows, jnp.int32), basis.num_rows
-    probes = None
 
-    def draw_probes():
+    def draw_probes(basis, level):
         return run_probes(
             operator,
             basis,
@@ -235,26 +228,43 @@ def inverse(
             progress=progress,
         )
 
-    if total is not None:
+    if budget is None:
+        steps = _steps(num_steps, None, 0, default=100, size=size)
+        total = min(steps + lookahead, size)
+        basis = continue_run(begin_run(origin), operator, total, driver=driver, progress=progress)
+        level = jnp.asarray(min(steps, basis.num_rows), jnp.int32)
+        probes = draw_probes(basis, level)
+    else:
+        total = _steps(num_steps, budget, checked, default=100, size=None)
+        if not is_concrete((operator, key)):
+            raise ValueError("budget= chooses shapes from what it sees: not under jit/vmap/grad.")
+        steps, num_probes, probe_depth = _split(total, num_probes, probe_depth, size)
+        basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
+        level = jnp.asarray(basis.num_rows, jnp.int32)
+        probes = draw_probes(basis, level)
         # What the probes did not need goes to the run.
-        probes = draw_probes()
-        lookahead = total - spent - num_probes * int(probes.steps)
-    lookahead = min(lookahead, size - basis.num_rows)
-    if lookahead:
-        continued: Driver = "host" if basis.driver == "host" else "compiled"
-        basis = continue_run(basis, operator, lookahead, driver=continued, progress=progress)
-        spent = spent + lookahead
-    if probes is None:
-        probes = draw_probes()
+        left = total - basis.num_rows - num_probes * int(probes.steps)
+        left = min(left, size - basis.num_rows)
+        if left > 0:
+            again: Driver = "host" if basis.driver == "host" else "compiled"
+            basis = continue_run(basis, operator, left, driver=again, progress=progress)
     run = Run(
         basis=basis,
         level=level,
         probes=probes,
         asymmetry=asymmetry,
-        num_matvecs=jnp.asarray(spent + checked + num_probes * probes.steps, jnp.int32),
+        num_matvecs=basis.num_rows + checked + num_probes * probes.steps,
         structure=operator.structure,
     )
     return finish(inverse_belief(run, centre, shift, layout), throw=throw)
+
+
+@eqx.filter_jit
+def _draw_start(
+    key: PRNGKeyArray, size: int, dtype: np.dtype
+) -> tuple[Float[Array, " d"], PRNGKeyArray, PRNGKeyArray]:
+    start_key, symmetry_key, probe_key = jax.random.split(key, 3)
+    return jax.random.normal(start_key, (size,), dtype), symmetry_key, probe_key
 
 
 def _require_key(key: PRNGKeyArray | None) -> PRNGKeyArray:

@@ -1,0 +1,267 @@
+"""Were these samples drawn from the Gaussian they claim? Answers that need no covariance.
+
+If x ~ N(mean, A^-1) in d dimensions, the squared Mahalanobis distance (x - mean)^T A (x - mean) is
+chi-squared with d degrees of freedom. It needs one product with A per sample and nothing else.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from pnkrylov.ciq.square_root import inv_sqrt_matvec
+from pnkrylov.operators import as_operator
+
+Verdict = Literal["agrees", "differs", "undecided"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleCheck:
+    """Squared Mahalanobis distances of n samples against chi-squared with d degrees of freedom.
+
+    A p-value answers whether there are enough samples to see a difference, and with enough samples
+    there always are. So the answer is an effect size with its interval: `statistic`, the largest
+    distance between the two distribution functions, and `variance_ratio`, the mean distance
+    divided by d (1 when the variances are right on average).
+
+    Attributes:
+        distances: `(n,)`, the squared Mahalanobis distances, ascending.
+        dimension: d.
+        statistic: The Kolmogorov-Smirnov distance between the samples and chi-squared.
+        interval: Contains, with probability `level` or more, the Kolmogorov-Smirnov distance
+            between the *distribution* behind the samples and chi-squared (Dvoretzky, Kiefer and
+            Wolfowitz, with the constant of Massart 1990: no assumption, no asymptotics).
+        p_value: Of the usual test; small for n large enough unless the samples are perfect.
+        variance_ratio: Mean distance divided by d.
+        variance_interval: Its normal interval of probability `level`.
+        level: Probability of the intervals.
+    """
+
+    distances: np.ndarray
+    dimension: int
+    statistic: float
+    interval: tuple[float, float]
+    p_value: float
+    variance_ratio: float
+    variance_interval: tuple[float, float]
+    level: float
+
+    def verdict(self, tolerance: float = 0.05) -> Verdict:
+        """Whether the distributions agree up to a Kolmogorov-Smirnov distance.
+
+        Args:
+            tolerance: Largest distance that does not matter. A wrong variance by the factor
+                `1 + s` in all directions is a distance of about `0.28 s sqrt(d)`.
+
+        Returns:
+            `"agrees"` if the whole interval is at most the tolerance, `"differs"` if all of it is
+            above, else `"undecided"`: draw more samples (`samples_needed`).
+        """
+        low, high = self.interval
+        if high <= tolerance:
+            return "agrees"
+        return "differs" if low > tolerance else "undecided"
+
+    def samples_needed(self, tolerance: float = 0.05) -> int:
+        """Number of samples with which perfect ones are expected to be told `"agrees"`."""
+        # The statistic of perfect samples is below 0.87 / sqrt(n) on average, the radius is known.
+        root = (0.87 + math.sqrt(math.log(2 / (1 - self.level)) / 2)) / tolerance
+        return math.ceil(root**2)
+
+    def histogram(self, bins: int = 30) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Histogram of the distances and what chi-squared expects.
+
+        Returns:
+            `(edges, density, expected)` of shapes `(bins + 1,)`, `(bins,)`, `(bins,)`; both are
+            densities averaged over the bins.
+        """
+        density, edges = np.histogram(self.distances, bins=bins, density=True)
+        cdf = scipy.stats.chi2.cdf(edges, self.dimension)
+        inside = max(np.mean(np.isfinite(self.distances)), 1e-300)
+        return edges, density * inside, np.diff(cdf) / np.diff(edges)
+
+    def quantiles(self) -> tuple[np.ndarray, np.ndarray]:
+        """`(expected, observed)` quantiles, both `(n,)`, for a quantile-quantile plot."""
+        count = len(self.distances)
+        levels = (np.arange(count) + 0.5) / count
+        return scipy.stats.chi2.ppf(levels, self.dimension), self.distances
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        ratio_low, ratio_high = self.variance_interval
+        return (
+            f"{len(self.distances)} samples in {self.dimension} dimensions: {self.verdict()}\n"
+            f"  distance to chi2  {self.statistic:.4f}, true one in [{low:.4f}, {high:.4f}] "
+            f"({100 * self.level:g} %)\n"
+            f"  variance ratio    {self.variance_ratio:.4f} in [{ratio_low:.4f}, {ratio_high:.4f}]"
+            f"\n  p-value           {self.p_value:.3g}"
+        )
+
+
+def mahalanobis(
+    A: Any,
+    samples: PyTree,
+    mean: PyTree = None,
+    *,
+    role: Literal["precision", "covariance"] = "precision",
+    key: PRNGKeyArray | None = None,
+    rtol: float = 1e-4,
+) -> Float[Array, " n"]:
+    """Squared Mahalanobis distances of samples from their mean.
+
+    Args:
+        A: The precision (or covariance) matrix: anything that `as_operator` takes.
+        samples: The user's structure with a leading axis of n on every leaf.
+        mean: The mean, structured like one sample; zero when None.
+        role: Whether A is the precision or the covariance. The distance in terms of a covariance
+            is `||A^{-1/2} (x - mean)||^2`, by `inv_sqrt_matvec`.
+        key: Random key for the spectral bounds; needed for a covariance.
+        rtol: Tolerance of that product.
+
+    Returns:
+        Distances `(n,)`.
+
+    Raises:
+        ValueError: Shapes do not agree, or `role` is unknown.
+    """
+    if role not in ("precision", "covariance"):
+        raise ValueError(f"role must be 'precision' or 'covariance', got {role!r}.")
+    first = jax.tree.map(lambda leaf: leaf[0], samples)
+    operator = as_operator(A, like=first)
+    rows = jax.vmap(operator.ravel)(samples)
+    if mean is not None:
+        rows = rows - operator.ravel(mean)[None, :]
+    if role == "precision":
+        return jnp.sum(rows * operator.block_mv(rows), axis=1)
+    flat = jax.vmap(operator.unravel)(rows)
+    white = jax.vmap(operator.ravel)(inv_sqrt_matvec(operator, flat, key=key, rtol=rtol).value)
+    return jnp.sum(white**2, axis=1)
+
+
+def check_distances(
+    distances: Float[Array, " n"] | np.ndarray, dimension: int, *, level: float = 0.95
+) -> SampleCheck:
+    """Compares squared Mahalanobis distances with chi-squared.
+
+    Args:
+        distances: Squared distances `(n,)`, at least two.
+        dimension: Degrees of freedom d.
+        level: Probability of the intervals.
+
+    Returns:
+        A `SampleCheck`.
+
+    Raises:
+        ValueError: Fewer than two distances, `dimension < 1`, or `level` not in (0, 1).
+
+    Source:
+        papers/thesis_sampling_ciq.tex, section "Sampling Evaluation"; Massart (1990), Annals of
+        Probability 18. Beyond the thesis: intervals instead of a bare p-value.
+    """
+    values = np.sort(np.asarray(distances, np.float64))
+    if values.ndim != 1 or len(values) < 2:
+        raise ValueError(f"distances must be a vector of two or more, got shape {values.shape}.")
+    if dimension < 1:
+        raise ValueError(f"dimension must be at least 1, got {dimension}.")
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie in (0, 1), got {level}.")
+    count = len(values)
+    # Distances that are not finite count as infinitely far: they sort last.
+    comparable = np.where(np.isfinite(values), values, np.inf)
+    test = scipy.stats.kstest(comparable, scipy.stats.chi2(dimension).cdf)
+    statistic = float(test.statistic)
+    radius = math.sqrt(math.log(2 / (1 - level)) / (2 * count))
+    ratio = float(np.mean(values)) / dimension
+    spread = float(np.std(values, ddof=1)) if np.all(np.isfinite(values)) else math.inf
+    half = float(scipy.stats.norm.ppf((1 + level) / 2)) * spread / dimension / math.sqrt(count)
+    return SampleCheck(
+        distances=values,
+        dimension=dimension,
+        statistic=statistic,
+        interval=(max(0.0, statistic - radius), min(1.0, statistic + radius)),
+        p_value=float(test.pvalue),
+        variance_ratio=ratio,
+        variance_interval=(ratio - half, ratio + half),
+        level=level,
+    )
+
+
+def check_samples(
+    A: Any,
+    samples: PyTree,
+    mean: PyTree = None,
+    *,
+    role: Literal["precision", "covariance"] = "precision",
+    key: PRNGKeyArray | None = None,
+    level: float = 0.95,
+) -> SampleCheck:
+    """Checks samples of N(mean, A^-1) (or N(mean, A)): `mahalanobis`, then `check_distances`.
+
+    Args:
+        A: As in `mahalanobis`.
+        samples: As in `mahalanobis`.
+        mean: As in `mahalanobis`.
+        role: As in `mahalanobis`.
+        key: As in `mahalanobis`.
+        level: Probability of the intervals.
+
+    Returns:
+        A `SampleCheck`; print it.
+
+    Raises:
+        ValueError: As the two functions.
+    """
+    distances = mahalanobis(A, samples, mean, role=role, key=key)
+    first = jax.tree.leaves(samples)
+    dimension = sum(math.prod(leaf.shape[1:]) for leaf in first)
+    return check_distances(distances, dimension, level=level)
+
+
+def plot_check(check: SampleCheck, axes: Any = None) -> Any:
+    """Draws the histogram against chi-squared, and the quantile-quantile plot.
+
+    Args:
+        check: From `check_samples`.
+        axes: Two matplotlib axes; a new figure when None.
+
+    Returns:
+        The two axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib.pyplot as plt
+
+    if axes is None:
+        _, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    left, right = axes
+    edges, density, _ = check.histogram()
+    left.stairs(density, edges, fill=True, alpha=0.4, label="samples")
+    grid = np.linspace(edges[0], edges[-1], 300)
+    left.plot(grid, scipy.stats.chi2.pdf(grid, check.dimension), label=f"chi2({check.dimension})")
+    left.set_xlabel("squared Mahalanobis distance")
+    left.set_ylabel("density")
+    left.legend()
+    expected, observed = check.quantiles()
+    right.plot(expected, observed, ".", markersize=3)
+    ends = [min(expected[0], observed[0]), max(expected[-1], observed[-1])]
+    right.plot(ends, ends, linewidth=1)
+    right.set_xlabel(f"quantiles of chi2({check.dimension})")
+    right.set_ylabel("quantiles of the samples")
+    low, high = check.interval
+    right.set_title(f"KS {check.statistic:.3f} in [{low:.3f}, {high:.3f}]", fontsize=9)
+    return axes
+
+
+__all__ = [
+    "SampleCheck",
+    "check_distances",
+    "check_samples",
+    "mahalanobis",
+    "plot_check",
+]
