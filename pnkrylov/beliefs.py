@@ -19,7 +19,7 @@ from pnkrylov.krylov import check_num_steps, continue_run, is_concrete
 from pnkrylov.operators import as_operator
 from pnkrylov.pslq import run_probes
 from pnkrylov.results import RESULTS
-from pnkrylov.runs import Run, finish, look_ahead, scalar
+from pnkrylov.runs import Run, finish, look_ahead, scalar, seen_enough
 from pnkrylov.stats import SolveStats, Stats, describe_run, number
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -102,11 +102,11 @@ class SolveBelief(GaussianBelief):
             basis = continue_run(
                 basis, operator, spent, driver=_driver(progress, basis.driver), progress=progress
             )
-        seen = basis.num_rows - level
-        limit = min(max_lookahead - seen, self.structure.size - basis.num_rows)
         target = jnp.asarray(min(level, basis.num_rows), jnp.int32)
-        bound = self.lower_bound
-        basis, ahead = look_ahead(operator, basis, target, max(limit, 0), self.alpha, bound)
+        limit = min(max_lookahead - basis.num_rows + level, self.structure.size - basis.num_rows)
+        ahead = jnp.zeros((), jnp.int32)
+        if limit > 0 and not seen_enough(basis, target, self.alpha, self.lower_bound):
+            basis, ahead = look_ahead(operator, basis, target, limit, self.alpha, self.lower_bound)
         run = dataclasses.replace(
             run, basis=basis, level=target, num_matvecs=run.num_matvecs + spent + ahead
         )

@@ -198,7 +198,7 @@ def _solve_bulk(
     coupling = boundary.p1 * boundary.parallel_square() + boundary.direction_variance()
     value = (rank * per_direction**2 - coupling) / count
     floor = tridiagonal.unit / ritz_range[1]
-    ends = tridiagonal.tail(level).ritz_range() / tridiagonal.unit
+    ends = boundary.ritz_range(tridiagonal, level)
     return _Bulk(
         value=jnp.where(dimension > 0, jnp.maximum(value, floor), 0),
         standard_error=jnp.asarray(jnp.inf, shift.dtype),

@@ -116,9 +116,10 @@ class _Increments(eqx.Module):
 
     @classmethod
     def of(cls, tridiagonal: Tridiagonal) -> "_Increments":
-        first = jnp.zeros_like(tridiagonal.alpha).at[0].set(1)
-        forward = tridiagonal.factor_transpose_mv(first)
-        # delta_k = y_k^2 / pivot_k with L y = e_1; ||p_k||^2 grows by the ratios of L.
+        # delta_k = y_k^2 / pivot_k with L y = e_1, that is y_k = -ratio_k y_{k-1}.
+        one = jnp.ones((1,), tridiagonal.alpha.dtype)
+        forward = jnp.concatenate([one, jnp.cumprod(-tridiagonal.ratios)])
+        forward = forward / jnp.sqrt(tridiagonal.pivots)
         growth = _squared_norms(tridiagonal)
         last = jnp.maximum(tridiagonal.filled - 1, 0)
         coefficient = forward[last] / jnp.sqrt(tridiagonal.pivots[last])

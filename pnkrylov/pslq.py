@@ -355,6 +355,14 @@ class Boundary(eqx.Module):
         """a_1, `e_1^T T_perp^-1 e_1`."""
         return self.p1 / (1 + self.gamma * self.p1)
 
+    def ritz_range(self, tridiagonal: Tridiagonal, level: Int[Array, ""]) -> Float[Array, "2"]:
+        """Extreme Ritz values of S in the look-ahead, in units of unit; 1 if there is none."""
+        tail = tridiagonal.tail(level)
+        inside = (tail.rows() >= level) & (tail.rows() < tail.filled)
+        # Rows outside hold 1 / sigma_u, a Rayleigh quotient of S: inside the range.
+        stand_in = jnp.where(self.exists, self.direction_variance(), 1)
+        return extreme_eigenvalues(jnp.where(inside, tail.alpha, 1 / stand_in), tail.off_diagonal)
+
     def trace_correction(self) -> Float[Array, ""]:
         """`tr S^-1 - tr T_perp^-1`, which is `gamma a_2 / (1 - gamma a_1)`."""
         return self.gamma * self.p2 / (1 + self.gamma * self.p1)
@@ -384,12 +392,8 @@ class Complement(eqx.Module):
         """P-SLQ: random probes for the trace of T_perp^-1, the boundary for the correction."""
         forms = probes.inverse_forms(shift, tridiagonal.unit)
         trace, error = probes.mean(forms)
-        tail = tridiagonal.tail(probes.level)
-        inside = (tail.rows() >= probes.level) & (tail.rows() < tail.filled)
         # The Schur complement S has the smallest values, T_perp the largest: use both.
-        stand_in = jnp.where(boundary.exists, boundary.direction_variance(), 1)
-        alpha = jnp.where(inside, tail.alpha, 1 / stand_in)
-        ends = extreme_eigenvalues(alpha, tail.off_diagonal)
+        ends = boundary.ritz_range(tridiagonal, probes.level)
         sampled = probes.ritz_range(shift, tridiagonal.unit)
         smallest = jnp.where(boundary.exists, jnp.minimum(ends[0], sampled[0]), sampled[0])
         largest = jnp.where(boundary.exists, jnp.maximum(ends[1], sampled[1]), sampled[1])

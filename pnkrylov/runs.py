@@ -19,7 +19,7 @@ from pnkrylov.errors import (
     NotSymmetricError,
     PnkrylovError,
 )
-from pnkrylov.krylov import KrylovBasis, is_concrete, pad, step
+from pnkrylov.krylov import Interruptible, KrylovBasis, is_concrete, pad, step
 from pnkrylov.lookahead import lookahead_error
 from pnkrylov.operators import SPDOperator, check_symmetric, symmetry_tolerance
 from pnkrylov.pslq import Probes
@@ -166,16 +166,15 @@ def look_ahead(
     basis = pad(basis, begin + limit)
     if basis.driver != "host":
         return _look_ahead_compiled(operator, basis, level, begin, shift, lower_bound)
-    taken = 0
-    while (
-        taken < limit
-        and bool(basis.residual_norm() > 0)
-        and not bool(_sufficient(basis, level, shift, lower_bound))
-    ):
-        for _ in range(min(_CHUNK, limit - taken)):
+    taken, stop = 0, False
+    with Interruptible() as interrupt:
+        while taken < limit and not stop and not interrupt.requested:
             index = jnp.asarray(begin + taken, jnp.int32)
             basis = jax.block_until_ready(_look_ahead_step(operator, basis, index))
             taken += 1
+            if taken % _CHUNK == 0:
+                stop = bool(seen_enough(basis, level, shift, lower_bound))
+            stop = stop or bool(basis.residual_norm() == 0)
     return basis, jnp.asarray(taken, jnp.int32)
 
 
@@ -185,7 +184,8 @@ def _look_ahead_step(operator: SPDOperator, basis: KrylovBasis, index: Array) ->
 
 
 @eqx.filter_jit
-def _sufficient(basis: KrylovBasis, level: Array, shift: Array, lower_bound: Array | None) -> Array:
+def seen_enough(basis: KrylovBasis, level: Array, shift: Array, lower_bound: Array | None) -> Array:
+    """Whether the rows after level m show enough of its error; ten at least."""
     bound = None if lower_bound is None else lower_bound + shift
     seen = lookahead_error(Tridiagonal.of(basis, shift), level, bound).sufficient()
     return (basis.filled >= level + _CHUNK) & seen
@@ -212,10 +212,9 @@ def _look_ahead_compiled(
         basis = jax.lax.fori_loop(
             position, stop, lambda index, basis: step(operator, basis, index), basis
         )
-        return basis, stop, _sufficient(basis, level, shift, lower_bound)
+        return basis, stop, seen_enough(basis, level, shift, lower_bound)
 
-    enough = _sufficient(basis, level, shift, lower_bound)
-    start = (basis, jnp.asarray(begin, jnp.int32), enough)
+    start = (basis, jnp.asarray(begin, jnp.int32), jnp.zeros((), bool))
     basis, position, _ = jax.lax.while_loop(unfinished, chunk, start)
     return basis, position - begin
 
