@@ -2,12 +2,17 @@
 
 The flow, which is also the order of imports:
 
-    operators -> krylov -> tridiagonal -> lookahead, pslq -> covariance -> calibration -> beliefs
-    anything     Lanczos   the small T    how far from    what     resolved +  mean, scale   sample,
-    operator-    basis     factored       the answer      is left  coupling +  and their     push,
-    like                                                  unknown  bulk        price         refine
+    operators     anything operator-like -> one SPD operator on a flat vector
+    krylov        a Lanczos run -> its basis
+    tridiagonal   the small T of a run, factored
+    lookahead     how far the mean is from the answer, seen by the steps that follow
+    probes, pslq  what is left unknown: random probes, the boundary coupling, traces
+    covariance    resolved + coupling + bulk as one operator
+    calibration   a run -> mean, covariance, scale, and their price
+    beliefs       SolveBelief, InverseBelief: sample, push, shift, refine
+    solve         the two front doors, `solve` and `inverse`
 
-with `solve` and `inverse` in front of it. Notation: A is symmetric positive definite, d x d; m
+Notation: A is symmetric positive definite, d x d; m
 steps give the basis Q (rows are vectors in memory), the tridiagonal T and the coupling beta_m to
 q_{m+1}; S is the Schur complement of T_m in A; q_par, q_perp and u span the coupling; omega is the
 variance of the bulk; nu is the scale of a solve belief.
@@ -15,6 +20,12 @@ variance of the bulk; nu is the scale of a solve belief.
 
 from pnkrylov.beliefs import InverseBelief, SolveBelief
 from pnkrylov.covariance import KrylovCovariance
+from pnkrylov.diagnostics import (
+    regime,
+    s_statistic,
+    simulation_based_calibration,
+    z_statistic,
+)
 from pnkrylov.errors import (
     NotFiniteError,
     NotPositiveDefiniteError,
@@ -50,5 +61,9 @@ __all__ = [
     "inverse",
     "lanczos",
     "load",
+    "regime",
+    "s_statistic",
+    "simulation_based_calibration",
     "solve",
+    "z_statistic",
 ]

@@ -17,10 +17,11 @@ from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import GaussianBelief
 from pnkrylov.krylov import check_num_steps, continue_run, is_concrete
 from pnkrylov.operators import as_operator
-from pnkrylov.pslq import run_probes
+from pnkrylov.probes import run_probes
 from pnkrylov.results import RESULTS
 from pnkrylov.runs import Run, finish, look_ahead, scalar, seen_enough
 from pnkrylov.stats import SolveStats, Stats, describe_run, number
+from pnkrylov.traces.bracket import quadrature_change
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 # After a refinement, probes of an older level are kept while they know omega this well.
@@ -204,19 +205,31 @@ class InverseBelief(GaussianBelief):
         return self._estimate(self.covariance.diagonal(), self._bulk_error() * share)
 
     def trace(self) -> Estimate:
-        """`tr A^-1` and its standard error, by P-SLQ."""
+        """`tr A^-1`, its standard error and the bracket of its quadrature bias, by P-SLQ.
+
+        Gauss quadrature bounds the trace from below; from above it is extrapolated.
+        """
         dimension = self.covariance.bulk_dimension().astype(self.mean_flat.dtype)
         error = jnp.where(dimension > 0, dimension * self._bulk_error(), 0)
-        return Estimate(self.covariance.trace(), error, self.stats.num_matvecs)
+        value = self.covariance.trace()
+        change = quadrature_change(self.run, self.alpha, "inverse")
+        return Estimate(
+            value, error, self.stats.num_matvecs, value, value + change, bracket="estimated"
+        )
 
     def logdet(self) -> Estimate:
-        """`log det A` and its standard error, from the same probes.
+        """`log det A`, its standard error and the bracket of its bias, from the same probes.
+
+        Gauss quadrature bounds the logarithm from above; from below it is extrapolated.
 
         Source:
             METHOD.md section 2: `log det T + tr log T_perp + log(1 - gamma (T_perp^-1)_11)`.
         """
         value, error = calibrate_logdet(self.run, self.alpha)
-        return Estimate(value, error, self.stats.num_matvecs)
+        change = quadrature_change(self.run, self.alpha, "log")
+        return Estimate(
+            value, error, self.stats.num_matvecs, value + change, value, bracket="estimated"
+        )
 
     def refine(
         self,

@@ -9,6 +9,7 @@ import dataclasses
 import signal
 import threading
 import time
+import warnings
 from typing import Any, Literal
 
 import equinox as eqx
@@ -341,6 +342,13 @@ def _host_run(
     basis = dataclasses.replace(
         basis, vectors=basis.vectors[:done], alpha=basis.alpha[:done], beta=basis.beta[:done]
     )
+    if interrupt.requested and done < total:
+        warnings.warn(
+            f"The Lanczos run was interrupted from the keyboard after {done} of {total} steps; the "
+            "result describes the steps that were taken.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     if switch and done < total:
         return _compiled_run(operator, dataclasses.replace(basis, driver="compiled"), total)
     return basis

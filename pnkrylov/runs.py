@@ -22,7 +22,7 @@ from pnkrylov.errors import (
 from pnkrylov.krylov import Interruptible, KrylovBasis, is_concrete, pad, step
 from pnkrylov.lookahead import lookahead_error
 from pnkrylov.operators import SPDOperator, check_symmetric, symmetry_tolerance
-from pnkrylov.pslq import Probes
+from pnkrylov.probes import Probes
 from pnkrylov.results import RESULTS
 from pnkrylov.tridiagonal import Tridiagonal
 

@@ -19,7 +19,7 @@ from pnkrylov.krylov import (
 )
 from pnkrylov.lookahead import lookahead_error
 from pnkrylov.operators import as_operator, check_vector
-from pnkrylov.pslq import run_probes
+from pnkrylov.probes import run_probes
 from pnkrylov.runs import Run, finish, look_ahead, probe_symmetry, scalar
 from pnkrylov.tridiagonal import Tridiagonal
 
@@ -72,7 +72,8 @@ def solve(
             `"lookahead"`.
         check_symmetric: spend two products on checking that A is symmetric.
         driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
-        progress: show progress bars; Ctrl-C then returns the belief so far.
+        progress: show progress bars (host driver). With the host driver, Ctrl-C returns the belief
+            that the steps so far support.
         throw: raise on failure; with False the belief carries `result` and NaN instead.
 
     Returns:
@@ -112,11 +113,12 @@ def solve(
     origin = rhs if from_rhs else check_vector(operator, start, "start")
     basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
     level, spent = jnp.asarray(basis.num_rows, jnp.int32), basis.num_rows
-    if budget is None:
+    if budget is None and basis.num_rows == steps:
         limit = min(max_lookahead, size - basis.num_rows)
         basis, ahead = look_ahead(operator, basis, level, limit, shift, bound)
         spent = spent + ahead
     else:
+        # A budget was given, or the run was interrupted: report a level whose error was seen.
         level = _best_level(basis, shift, bound)
     probes = None
     if num_probes:
@@ -186,7 +188,8 @@ def inverse(
         start: start vector, random normal by default.
         check_symmetric: spend two products on checking that A is symmetric.
         driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
-        progress: show progress bars; Ctrl-C then returns the belief so far.
+        progress: show progress bars (host driver). With the host driver, Ctrl-C ends the phase in
+            progress (main run, then probes) and the belief describes what was computed.
         throw: raise on failure; with False the belief carries `result` and NaN instead.
 
     Returns:

@@ -15,7 +15,7 @@ from oracles import SPECTRA, split
 from pnkrylov._structure import VectorStructure
 from pnkrylov.krylov import lanczos
 from pnkrylov.operators import as_operator
-from pnkrylov.pslq import run_probes
+from pnkrylov.probes import run_probes
 from pnkrylov.runs import Run
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -71,7 +71,7 @@ def start_vector(size, dtype, seed=0):
 
 
 @functools.cache
-def exact_run(spectrum, size, dtype, level, depth_factor=3):
+def exact_run(spectrum, size, dtype, level, depth=60):
     """A run to the end with a full look-ahead and probes that span the complement of `level`.
 
     Probes are not re-orthogonalised, which delays their quadrature: for a wide complement the
@@ -82,7 +82,7 @@ def exact_run(spectrum, size, dtype, level, depth_factor=3):
     """
     matrix = SPECTRA[spectrum](size)[0].astype(dtype)
     start, key = start_vector(size, dtype), jax.random.key(size)
-    basis, probes = _probed(matrix, start, jnp.asarray(level, jnp.int32), key, depth_factor * size)
+    basis, probes = _probed(matrix, start, jnp.asarray(level, jnp.int32), key, depth)
     return matrix.astype(np.float64), make_run(basis, level, probes)
 
 
@@ -130,10 +130,14 @@ MAIN_SPECTRA = ("bulk+outliers", "power-law-1", "exponential", "kernel-5d")
 
 
 def identity_cases():
-    """(spectrum, size, level, depth_factor), the wide complement of d = 200 marked as slow."""
+    """(spectrum, size, level, probe depth); the larger complements of d = 200 are marked slow."""
+    cases = []
     for spectrum in MAIN_SPECTRA:
         for size, level in LEVELS:
-            wide = size == 200 and level == 1 and spectrum == "exponential"
-            factor = 5 if wide else (1 if size == 200 else 3)
-            marks = [pytest.mark.slow] if wide else []
-            yield pytest.param(spectrum, size, level, factor, marks=marks)
+            # Every probe explores its complement. In the widest one the loss of orthogonality
+            # delays the quadrature of the exponential most.
+            depth = {(200, 1): 200, (200, 100): 100}.get((size, level), 60 if size < 200 else 4)
+            depth = 1000 if (spectrum, size, level) == ("exponential", 200, 1) else depth
+            marks = [pytest.mark.slow] if depth >= 100 else []
+            cases.append(pytest.param(spectrum, size, level, depth, marks=marks))
+    return cases

@@ -1,14 +1,17 @@
-"""probnum: its linear operators in.
+"""probnum: its linear operators in, beliefs out as random variables.
 
 probnum 0.1.25, the last release, needs Python < 3.12 and NumPy names that NumPy 2 removed.
 """
 
+import functools
 import sys
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from pnkrylov.gaussian import GaussianBelief
+from pnkrylov.krylov import is_concrete
 from pnkrylov.operators import SPDOperator, as_operator
 
 
@@ -84,3 +87,91 @@ def from_probnum(linop: Any) -> SPDOperator:
             "Use pnkrylov.operators.as_operator for everything else."
         )
     return as_operator(linop)
+
+
+def to_probnum(belief: GaussianBelief) -> Any:
+    """The belief as a probnum random variable, with a covariance that is never dense.
+
+    Sampling, `cov @ x`, `cov.trace()`, `cov_cholesky @ x`, `var` and `std` cost O(n d) for a basis
+    of n vectors. What probnum itself computes from a dense covariance (`pdf`, `entropy`, indexing,
+    sums of random variables) still does.
+
+    Args:
+        belief: a SolveBelief or an InverseBelief (not a batch).
+
+    Returns:
+        A `probnum.randvars.Normal` over flat vectors, shape `(d,)`, always in float64 (NumPy's,
+        whatever JAX runs in): probnum cannot tell the mean of a float32 one. Its `cov_cholesky`
+        is the symmetric square root of the covariance: a square root, but not triangular.
+
+    Raises:
+        ImportError: See `import_probnum`.
+        ValueError: `belief` is a batch, or traced (under `jit`).
+    """
+    if belief.mean_flat.ndim != 1 or not is_concrete(belief):
+        raise ValueError(
+            "to_probnum needs one belief with concrete values: call it outside jit/vmap/grad, and "
+            "for a batch on each, jax.tree.map(lambda leaf: leaf[i], belief)."
+        )
+    import_probnum()
+    covariance = belief.covariance
+    rows = _double(covariance.vectors)
+    # Between the basis vectors the covariance is a small matrix, outside it is a multiple of I.
+    small = _double(covariance.push(covariance.vectors))
+    deviation = float(covariance.bulk_deviation)
+    variances, axes = np.linalg.eigh(small)
+    # A zero variance may come out negative by rounding.
+    root = (axes * np.sqrt(np.maximum(variances, 0))) @ axes.T
+    trace, diagonal = _double(covariance.trace())[()], _double(covariance.diagonal())
+    return _normal_class()(
+        _double(belief.mean_flat),
+        _small_plus_scalar(rows, small, deviation**2, trace=trace),
+        cov_cholesky=_small_plus_scalar(rows, root, deviation),
+        marginal_variances=diagonal,
+    )
+
+
+def _double(array: Any) -> np.ndarray:
+    return np.array(array, np.float64)
+
+
+def _small_plus_scalar(
+    rows: np.ndarray, small: np.ndarray, scalar: float, *, trace: Any = None
+) -> Any:
+    """The symmetric operator `Q^T small Q + scalar (I - Q^T Q)` on columns."""
+    inner = small - scalar * np.eye(len(small))
+
+    def matmul(columns: np.ndarray) -> np.ndarray:
+        return scalar * columns + rows.T @ (inner @ (rows @ columns))
+
+    operator = import_probnum().linops.LambdaLinearOperator(
+        shape=(rows.shape[1],) * 2,
+        dtype=rows.dtype,
+        matmul=matmul,
+        trace=None if trace is None else lambda: trace,
+    )
+    operator.is_symmetric = True
+    return operator
+
+
+@functools.cache
+def _normal_class() -> type:
+    """The random variable; made on first use, because its base class is probnum's."""
+    randvars = import_probnum().randvars
+
+    class KrylovNormal(randvars.Normal):
+        """A normal random variable that samples and tells its variances without a dense matrix."""
+
+        def __init__(self, mean, cov, cov_cholesky, marginal_variances):
+            self._marginal_variances = marginal_variances
+            super().__init__(mean, cov, cov_cholesky)
+
+        # probnum calls both by these names; its own versions make the covariance dense.
+        def _dense_sample(self, rng, size=()):
+            noise = rng.standard_normal((*size, self.size))
+            return self.mean + self.cov_cholesky(noise)
+
+        def _dense_var(self):
+            return self._marginal_variances
+
+    return KrylovNormal

@@ -1,0 +1,290 @@
+"""Random probes of the complement: short Lanczos runs, re-projected at every step, side by side.
+
+All probes advance together by block products. Their tridiagonals are stored without any shift, so
+that the same probes serve `A + shift I` for every shift.
+"""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from tqdm import tqdm
+
+from pnkrylov.krylov import Interruptible, KrylovBasis
+from pnkrylov.operators import SPDOperator
+from pnkrylov.tridiagonal import extreme_eigenvalues
+
+
+class Probes(eqx.Module):
+    """Tridiagonals of N Lanczos runs in the complement of the first `level` basis vectors.
+
+    Attributes:
+        alpha: `(N, l)` diagonals.
+        beta: `(N, l)` off-diagonals (the last one is unused by the quadrature).
+        valid: `(N,)`; probes beyond the dimension of the complement are not valid.
+        level: m, the number of basis vectors the probes were projected against.
+        dimension: dimension of the space the starts were drawn from: d - m, less one for
+            q_{m+1}, whose own quadratic form the boundary probe knows.
+        steps: steps that were taken, at most l.
+    """
+
+    alpha: Float[Array, "N l"]
+    beta: Float[Array, "N l"]
+    valid: Bool[Array, " N"]
+    level: Int[Array, ""]
+    dimension: Int[Array, ""]
+    steps: Int[Array, ""]
+
+    @property
+    def num_probes(self) -> int:
+        """Number of probes N."""
+        return self.alpha.shape[-2]
+
+    @property
+    def depth(self) -> int:
+        """Room for steps of each probe, l."""
+        return self.alpha.shape[-1]
+
+    def tridiagonals(self, shift: Float[Array, ""], unit: Float[Array, ""]) -> Array:
+        """`(N, l, l)`: `(Theta_i + shift I) / unit`; rows after a breakdown hold a decoupled 1."""
+        alpha, off_diagonal = self._scaled(shift, unit)
+        diagonal = jax.vmap(jnp.diag)(alpha)
+        if self.depth == 1:
+            return diagonal
+        upper = jax.vmap(lambda row: jnp.diag(row, 1))(off_diagonal)
+        return diagonal + upper + jnp.swapaxes(upper, -1, -2)
+
+    def _scaled(self, shift: Array, unit: Array) -> tuple[Array, Array]:
+        inside = self._inside()
+        alpha = jnp.where(inside, (self.alpha + shift) / unit, 1)
+        return alpha, jnp.where(inside[:, 1:], self.beta[:, :-1] / unit, 0)
+
+    def _inside(self) -> Array:
+        alive = jnp.concatenate([self.valid[:, None], self.beta[:, :-1] != 0], axis=1)
+        return jnp.cumprod(alive.astype(jnp.int32), axis=1) > 0
+
+    def inverse_forms(self, shift: Float[Array, ""], unit: Float[Array, ""]) -> Array:
+        """`(N,)`: `e_1^T (Theta_i + shift I)^-1 e_1`, in units of 1/unit."""
+        alpha, off_diagonal = self._scaled(shift, unit)
+
+        def eliminate(pivot, row):
+            diagonal, coupling = row
+            pivot = diagonal - coupling**2 / pivot
+            return pivot, None
+
+        rows = (alpha[:, :-1].T, off_diagonal.T)
+        # Eliminating from the last row up leaves 1 / (Theta^-1)_11 as the first pivot.
+        pivots, _ = jax.lax.scan(eliminate, alpha[:, -1], rows, reverse=True)
+        return 1 / pivots
+
+    def ritz_range(self, shift: Float[Array, ""], unit: Float[Array, ""]) -> Float[Array, "2"]:
+        """Smallest and largest Ritz value of `T_perp` over all probes, in units of `unit`."""
+        alpha, off_diagonal = self._scaled(shift, unit)
+        # Rows after a breakdown repeat the first diagonal entry, which is inside the range.
+        alpha = jnp.where(self._inside(), alpha, alpha[:, :1])
+        ends = jax.vmap(extreme_eigenvalues)(alpha, off_diagonal)
+        smallest = jnp.min(jnp.where(self.valid, ends[:, 0], jnp.inf))
+        largest = jnp.max(jnp.where(self.valid, ends[:, 1], -jnp.inf))
+        return jnp.stack([smallest, largest])
+
+    def mean(self, forms: Float[Array, " N"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Sphere-weighted trace `dimension * mean(forms)` and its standard error.
+
+        Orthonormal starts drawn without replacement: the variance of their mean carries the factor
+        (D - N)/D, zero when the probes span the space.
+        """
+        dtype = forms.dtype
+        count = jnp.sum(self.valid.astype(dtype))
+        dimension = self.dimension.astype(dtype)
+        safe = jnp.maximum(count, 1)
+        mean = jnp.sum(jnp.where(self.valid, forms, 0)) / safe
+        deviations = jnp.where(self.valid, forms - mean, 0)
+        variance = jnp.sum(deviations**2) / jnp.maximum(count - 1, 1)
+        # One probe alone says nothing of its own error, unless it spans the whole space.
+        unknown = jnp.where(count < dimension, jnp.inf, 0).astype(dtype)
+        remaining = jnp.maximum(dimension - count, 0) / jnp.maximum(dimension, 1)
+        error = jnp.where(count > 1, jnp.sqrt(variance * remaining / safe), unknown)
+        return dimension * mean, dimension * error
+
+
+def run_probes(
+    operator: SPDOperator,
+    basis: KrylovBasis,
+    level: Int[Array, ""],
+    key: PRNGKeyArray,
+    num_probes: int,
+    depth: int,
+    *,
+    tolerance: float = 0.0,
+    shift: Float[Array, ""] | None = None,
+    driver: str = "compiled",
+    progress: bool = False,
+) -> Probes:
+    """Draws mutually orthonormal probes in the complement and runs them side by side.
+
+    Args:
+        operator: A, unshifted.
+        basis: the main run; probes are projected against its first `level` rows, every step.
+        level: m.
+        key: random key.
+        num_probes: N, at least 1.
+        depth: steps of each probe l, at least 1; the cost is N l products in l block products.
+        tolerance: stop before `depth` when a step changes the mean of `e_1^T Theta_i^-1 e_1` by
+            less than this, relatively; 0 never stops early.
+        shift: the shift at which that change is measured; the tridiagonals stay unshifted.
+        driver: `"compiled"` or `"host"`, as for the main run.
+        progress: show a progress bar (host driver only).
+
+    Returns:
+        The probes' tridiagonals.
+
+    Source:
+        pslq.md, section 5 (P-SLQ); sphere weights and orthogonal starts: METHOD.md section 4.
+    """
+    shift = jnp.zeros((), operator.dtype) if shift is None else shift
+    state = _start(operator, basis, level, key, num_probes, depth, shift)
+    if driver != "host":
+        return _advance(operator, basis, state, tolerance)
+    with (
+        Interruptible() as interrupt,
+        tqdm(total=depth, desc="Probes", unit="block", disable=not progress) as bar,
+    ):
+        while int(state.steps) < depth and not bool(state.change < tolerance):
+            if interrupt.requested and int(state.steps) > 0:
+                break
+            state = jax.block_until_ready(_advance_once(operator, basis, state))
+            bar.update()
+    return state.closed()
+
+
+class _ProbeState(eqx.Module):
+    probes: Probes
+    current: Float[Array, "N d"]
+    previous: Float[Array, "N d"]
+    steps: Int[Array, ""]
+    shift: Float[Array, ""]
+    form: Float[Array, ""]
+    change: Float[Array, ""]
+
+    def closed(self) -> Probes:
+        """The probes, with the coupling to steps that were not taken removed."""
+        column = jnp.arange(self.probes.depth, dtype=jnp.int32)
+        taken = column[None, :] < self.steps - 1
+        beta = jnp.where(taken, self.probes.beta, 0)
+        return dataclasses.replace(self.probes, beta=beta, steps=self.steps)
+
+
+def _project(basis: KrylovBasis, block: Array, limit: Array) -> Array:
+    """Removes the components of every row along the first `limit` basis vectors."""
+    inside = jnp.arange(basis.num_rows, dtype=jnp.int32) < limit
+    coefficients = jnp.matmul(block, basis.vectors.T, precision=jax.lax.Precision.HIGHEST)
+    coefficients = jnp.where(inside[None, :], coefficients, 0)
+    return block - jnp.matmul(coefficients, basis.vectors, precision=jax.lax.Precision.HIGHEST)
+
+
+@eqx.filter_jit
+def _start(
+    operator: SPDOperator,
+    basis: KrylovBasis,
+    level: Array,
+    key: PRNGKeyArray,
+    num_probes: int,
+    depth: int,
+    shift: Array,
+) -> _ProbeState:
+    dtype, size = operator.dtype, operator.size
+    level = jnp.minimum(level, basis.filled)
+    # Starts avoid q_{m+1} as well: the boundary probe gives its share of every trace exactly.
+    boundary = _boundary_vector(basis, level)
+    taken = level + jnp.any(boundary != 0).astype(jnp.int32)
+    dimension = size - taken
+
+    def remove(block):
+        block = _project(basis, block, level)
+        along = jnp.matmul(block, boundary, precision=jax.lax.Precision.HIGHEST)
+        return block - along[:, None] * boundary[None, :]
+
+    block = jax.random.normal(key, (num_probes, size), dtype)
+    block = remove(remove(block))
+    columns, triangle = jnp.linalg.qr(block.T)
+    # Orthogonalised again: QR may leave a few eps along the basis.
+    columns, _ = jnp.linalg.qr(remove(columns.T).T)
+    found = jnp.abs(jnp.diag(triangle)) > 100 * size * jnp.finfo(dtype).eps
+    count = min(num_probes, size)
+    valid = jnp.zeros((num_probes,), bool).at[:count].set(found[:count])
+    valid = valid & (jnp.arange(num_probes, dtype=jnp.int32) < dimension)
+    rows = jnp.zeros((num_probes, size), dtype).at[:count].set(columns.T[:count])
+    current = jnp.where(valid[:, None], rows, 0)
+    zeros = jnp.zeros((num_probes, depth), dtype)
+    steps = jnp.zeros((), jnp.int32)
+    probes = Probes(zeros, zeros, valid, level, dimension, steps)
+    return _ProbeState(
+        probes=probes,
+        current=current,
+        previous=jnp.zeros_like(current),
+        steps=steps,
+        shift=shift,
+        form=jnp.zeros((), dtype),
+        change=jnp.asarray(jnp.inf, dtype),
+    )
+
+
+def _boundary_vector(basis: KrylovBasis, level: Array) -> Array:
+    """q_{m+1}: a row of the basis if the run went on, else its `next_vector`; or zero."""
+    row = basis.vectors[jnp.minimum(level, basis.num_rows - 1)]
+    return jnp.where(level < basis.filled, row, basis.next_vector)
+
+
+def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -> _ProbeState:
+    probes, index = state.probes, state.steps
+    product = operator.block_mv(state.current)
+    before = jnp.where(index > 0, probes.beta[:, jnp.maximum(index - 1, 0)], 0)
+    alpha = jnp.sum(product * state.current, axis=1)
+    scale = jnp.max(jnp.abs(product), axis=1)
+    product = product - before[:, None] * state.previous - alpha[:, None] * state.current
+    # Re-projection at every step keeps the run inside the complement (pslq.md, section 5.1).
+    product = _project(basis, product, probes.level)
+    largest = jnp.max(jnp.abs(product), axis=1)
+    safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    beta = safe * jnp.sqrt(jnp.sum((product / safe[:, None]) ** 2, axis=1))
+    # A residual at rounding level ends the probe; NaN must not look like one.
+    exhausted = beta <= 10 * jnp.finfo(beta.dtype).eps * (jnp.abs(alpha) + before + scale)
+    beta = jnp.where(exhausted, 0, beta)
+    following = product / jnp.where(exhausted, 1, beta)[:, None]
+    probes = dataclasses.replace(
+        probes,
+        alpha=jax.lax.dynamic_update_index_in_dim(probes.alpha, alpha, index, axis=1),
+        beta=jax.lax.dynamic_update_index_in_dim(probes.beta, beta, index, axis=1),
+    )
+    state = dataclasses.replace(
+        state,
+        probes=probes,
+        current=jnp.where(exhausted[:, None], 0, following),
+        previous=state.current,
+        steps=index + 1,
+    )
+    unit = jnp.max(jnp.abs(basis.alpha))
+    unit = jnp.where(unit > 0, unit, 1)
+    forms = state.closed().inverse_forms(state.shift, unit)
+    form = jnp.sum(jnp.where(probes.valid, forms, 0))
+    change = jnp.abs(form - state.form) / jnp.where(form == 0, 1, jnp.abs(form))
+    return dataclasses.replace(state, form=form, change=change)
+
+
+@eqx.filter_jit
+def _advance(
+    operator: SPDOperator, basis: KrylovBasis, state: _ProbeState, tolerance: float
+) -> Probes:
+    state = jax.lax.while_loop(
+        lambda state: (state.steps < state.probes.depth) & ~(state.change < tolerance),
+        lambda state: _probe_step(operator, basis, state),
+        state,
+    )
+    return state.closed()
+
+
+@eqx.filter_jit
+def _advance_once(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -> _ProbeState:
+    return _probe_step(operator, basis, state)
