@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pnkrylov.covariance import KrylovCovariance, coupling_square_root
+from pnkrylov.krylov import safe_norm
 from pnkrylov.lookahead import LookaheadError, lookahead_error
 from pnkrylov.pslq import Boundary, Complement, log_trace
 from pnkrylov.results import RESULTS
@@ -70,8 +71,9 @@ def calibrate_solve(
     bulk = _solve_bulk(run, tridiagonal, boundary, level, shift, error, ritz_range)
     remainder = _covariance(run, tridiagonal, boundary, None, inside, boundary.exists, bulk.value)
     dimension = (run.basis.size - level).astype(rhs.dtype)
+    rounding = _rounding_error(mean, ritz_range)
     deviation, stats = _solve_scale(
-        run, tridiagonal, error, remainder.trace(), dimension, fixed_scale, from_rhs
+        run, tridiagonal, error, rounding, remainder.trace(), dimension, fixed_scale, from_rhs
     )
     calibrated = Calibrated(
         covariance=remainder.scaled(deviation),
@@ -233,10 +235,21 @@ def _covariance(
     )
 
 
+def _rounding_error(mean: Array, ritz_range: Array) -> Array:
+    """What rounding leaves of the error of a converged mean, about: `eps kappa ||mean|| / 10`.
+
+    Measured on the calibration grid: 0.02 to 0.1 eps kappa. Without it a converged belief would be
+    certain of digits that are not there.
+    """
+    condition = ritz_range[1] / jnp.maximum(ritz_range[0], jnp.finfo(mean.dtype).tiny)
+    return 0.1 * jnp.finfo(mean.dtype).eps * condition * safe_norm(mean)
+
+
 def _solve_scale(
     run: Run,
     tridiagonal: Tridiagonal,
     error: LookaheadError,
+    rounding: Array,
     trace: Array,
     dimension: Array,
     fixed_scale: Array,
@@ -249,7 +262,7 @@ def _solve_scale(
     upper, seen, energy = jnp.full_like(norm, jnp.inf), jnp.zeros_like(norm), predicted * jnp.nan
     sufficient = jnp.ones((), bool)
     if from_rhs:
-        error_norm = norm * error.norm / unit
+        error_norm = jnp.hypot(norm * error.norm / unit, rounding)
         energy = norm * error.energy_norm / jnp.sqrt(unit)
         upper, seen, sufficient = norm * error.norm_upper / unit, error.seen(), error.sufficient()
         chosen = jnp.where(trace > 0, error_norm / jnp.sqrt(jnp.where(trace > 0, trace, 1)), 0)
