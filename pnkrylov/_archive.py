@@ -136,7 +136,6 @@ def read(path: str | os.PathLike, *, like: PyTree | None) -> Archive:
         leaves = [(str(p), tuple(map(int, s)), jnp.dtype(d)) for p, s, d in saved]
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"its header cannot be read ({error!r})") from error
-    check_dtype(dtype, f"The belief in {path}")
     structure = _restore_structure(path, leaves, like)
     missing = {f"basis.{name}" for name in _BASIS} | {f"run.{name}" for name in _RUN}
     if any(name.startswith("probes.") for name in arrays):

@@ -22,7 +22,7 @@ class Stats(eqx.Module):
         probe_depth: steps of each probe.
         ritz_min, ritz_max: extreme Ritz values of the main run (shift included).
         residual_norm: the coupling beta at the end of the run.
-        kappa_s: condition number of the Schur complement, from Ritz values (a lower bound).
+        kappa_s: condition number of the Schur complement S, estimated from Ritz values of S and T_perp.
         coupling_norm: `||c||`, a lower bound of `||Sigma_m - A^-1||_2`; NaN without coupling.
         bulk_variance: omega.
         bulk_standard_error: its standard error; infinite if no probe measured it.
@@ -53,7 +53,7 @@ class Stats(eqx.Module):
         found = []
         if _true(self.kappa_s > _WIDE_COMPLEMENT):
             found.append(
-                f"the complement is far from isotropic (kappa_S >= {number(self.kappa_s)}): "
+                f"the complement is far from isotropic (kappa_S ~ {number(self.kappa_s)}): "
                 "single directions may be off by that factor; a preconditioner helps"
             )
         if _true(self.bulk_at_floor):
@@ -122,5 +122,5 @@ def describe_run(stats: Stats) -> list[str]:
         f"  spent     {number(stats.num_matvecs)} matvecs: {number(stats.num_steps)} resolved, "
         f"{number(stats.lookahead)} look-ahead, {probes} ({stats.driver} driver)",
         f"  spectrum  Ritz values {number(stats.ritz_min)} to {number(stats.ritz_max)}, "
-        f"kappa_S >= {number(stats.kappa_s)}",
+        f"kappa_S ~ {number(stats.kappa_s)}",
     ]

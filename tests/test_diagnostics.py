@@ -365,12 +365,13 @@ def exact_split(belief):
 def test_the_regime_is_that_of_the_exact_complement(dtype):
     belief = inverse(dtype, **FULL)
     report, exact = pk.regime(belief, 0.5), exact_split(belief)
-    tolerance = 1e4 * float(jnp.finfo(dtype).eps)
     # The library takes the largest value of T_perp, which is at least that of S.
     kappa = np.linalg.eigvalsh(exact.T_perp)[-1] / np.linalg.eigvalsh(exact.S)[0]
     expected = (kappa, exact.c_norm, exact.omega)
     assert kappa >= exact.kappa_S
     found = (report.kappa_s, report.coupling_norm, report.bulk_variance)
+    # The probes run without re-orthogonalisation; their extreme values are still good to this.
+    tolerance = float(np.sqrt(jnp.finfo(dtype).eps))
     assert found == pytest.approx(expected, rel=tolerance)
     assert report.num_directions == SIZE - LEVEL - 1
     assert report.damping_times_omega == pytest.approx(0.5 * exact.omega, rel=tolerance)
