@@ -2,6 +2,12 @@
 
 If x ~ N(mean, A^-1) in d dimensions, the squared Mahalanobis distance (x - mean)^T A (x - mean) is
 chi-squared with d degrees of freedom. It needs one product with A per sample and nothing else.
+
+That alone is not enough. A Lanczos-FA sample `||b|| Q T^{-1/2} e_1` has the squared distance
+`||b||^2` after *any* number of steps, exactly, because `Q^T A Q = T`: the distances of wholly
+unconverged samples are perfectly chi-squared. What is wrong then is their direction. So the check
+also looks at the angles between samples, `cos^2 = (x^T A y)^2 / (x^T A x) (y^T A y)`, whose mean is
+1/d if and only if the whitened samples have no preferred direction. It needs no further product.
 """
 
 import dataclasses
@@ -14,10 +20,15 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from pnkrylov.ciq.square_root import inv_sqrt_matvec
+from pnkrylov.ciq.drivers import Options
+from pnkrylov.ciq.results import raise_unless_successful
+from pnkrylov.ciq.square_root import square_root_rows
 from pnkrylov.operators import as_operator
 
 Verdict = Literal["agrees", "differs", "undecided"]
+
+# All pairs among this many samples are compared.
+_PAIRED = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +50,10 @@ class SampleCheck:
         p_value: Of the usual test; small for n large enough unless the samples are perfect.
         variance_ratio: Mean distance divided by d.
         variance_interval: Its normal interval of probability `level`.
+        isotropy: d times the mean squared cosine between samples; NaN when only distances are
+            known. Its excess over 1 is the squared coefficient of variation of the whitened
+            variances over the directions: 1 when every direction has its share.
+        isotropy_interval: Its normal interval of probability `level`.
         level: Probability of the intervals.
     """
 
@@ -49,23 +64,28 @@ class SampleCheck:
     p_value: float
     variance_ratio: float
     variance_interval: tuple[float, float]
+    isotropy: float
+    isotropy_interval: tuple[float, float]
     level: float
 
     def verdict(self, tolerance: float = 0.05) -> Verdict:
-        """Whether the distributions agree up to a Kolmogorov-Smirnov distance.
+        """Whether the distributions agree up to an error that does not matter.
 
         Args:
-            tolerance: Largest distance that does not matter. A wrong variance by the factor
-                `1 + s` in all directions is a distance of about `0.28 s sqrt(d)`.
+            tolerance: Largest Kolmogorov-Smirnov distance, and largest excess of the isotropy,
+                that do not matter. A wrong variance by the factor `1 + s` in all directions is a
+                distance of about `0.28 s sqrt(d)`; by `1 + s` or `1 - s`, an excess of `s^2`.
 
         Returns:
-            `"agrees"` if the whole interval is at most the tolerance, `"differs"` if all of it is
-            above, else `"undecided"`: draw more samples (`samples_needed`).
+            `"agrees"` if both intervals end below the tolerance, `"differs"` if one begins above,
+            else `"undecided"`: draw more samples (`samples_needed`).
         """
         low, high = self.interval
-        if high <= tolerance:
-            return "agrees"
-        return "differs" if low > tolerance else "undecided"
+        iso_low, iso_high = self.isotropy_interval
+        if low > tolerance or iso_low - 1 > tolerance:
+            return "differs"
+        # Unknown isotropy (NaN) is not held against the distances.
+        return "agrees" if high <= tolerance and not iso_high - 1 > tolerance else "undecided"
 
     def samples_needed(self, tolerance: float = 0.05) -> int:
         """Number of samples with which perfect ones are expected to be told `"agrees"`."""
@@ -99,6 +119,8 @@ class SampleCheck:
             f"  distance to chi2  {self.statistic:.4f}, true one in [{low:.4f}, {high:.4f}] "
             f"({100 * self.level:g} %)\n"
             f"  variance ratio    {self.variance_ratio:.4f} in [{ratio_low:.4f}, {ratio_high:.4f}]"
+            f"\n  isotropy          {self.isotropy:.4f} in "
+            f"[{self.isotropy_interval[0]:.4f}, {self.isotropy_interval[1]:.4f}]"
             f"\n  p-value           {self.p_value:.3g}"
         )
 
@@ -108,7 +130,7 @@ def mahalanobis(
     samples: PyTree,
     mean: PyTree = None,
     *,
-    role: Literal["precision", "covariance"] = "precision",
+    role: str = "precision",
     key: PRNGKeyArray | None = None,
     rtol: float = 1e-4,
 ) -> Float[Array, " n"]:
@@ -129,6 +151,14 @@ def mahalanobis(
     Raises:
         ValueError: Shapes do not agree, or `role` is unknown.
     """
+    left, right = _dual_rows(A, samples, mean, role, key, rtol)
+    return jnp.sum(left * right, axis=1)
+
+
+def _dual_rows(
+    A: Any, samples: PyTree, mean: PyTree, role: str, key: PRNGKeyArray | None, rtol: float
+) -> tuple[Array, Array]:
+    """Rows whose inner products are those of the whitened samples."""
     if role not in ("precision", "covariance"):
         raise ValueError(f"role must be 'precision' or 'covariance', got {role!r}.")
     first = jax.tree.map(lambda leaf: leaf[0], samples)
@@ -137,10 +167,27 @@ def mahalanobis(
     if mean is not None:
         rows = rows - operator.ravel(mean)[None, :]
     if role == "precision":
-        return jnp.sum(rows * operator.block_mv(rows), axis=1)
-    flat = jax.vmap(operator.unravel)(rows)
-    white = jax.vmap(operator.ravel)(inv_sqrt_matvec(operator, flat, key=key, rtol=rtol).value)
-    return jnp.sum(white**2, axis=1)
+        return rows, operator.block_mv(rows)
+    solution = square_root_rows(operator, rows, key, Options(forward=False, rtol=rtol))
+    white = raise_unless_successful(solution, rtol).value
+    return white, white
+
+
+def _isotropy(left: Array, right: Array, level: float) -> tuple[float, tuple[float, float]]:
+    """d times the mean squared cosine over all pairs, and its interval."""
+    first, second = np.asarray(left[:_PAIRED], np.float64), np.asarray(right[:_PAIRED], np.float64)
+    count, dimension = first.shape
+    inner = first @ second.T
+    lengths = np.diagonal(inner)
+    squares = dimension * inner**2 / np.outer(lengths, lengths)
+    np.fill_diagonal(squares, 0)
+    per_sample = squares.sum(axis=1) / (count - 1)
+    # A U-statistic of order two: its variance is four times that of the projections, over n. They
+    # are estimated with noise, which only widens the interval.
+    half = 2 * float(np.std(per_sample, ddof=1)) / math.sqrt(count)
+    half *= float(scipy.stats.norm.ppf((1 + level) / 2))
+    value = float(per_sample.mean())
+    return value, (value - half, value + half)
 
 
 def check_distances(
@@ -187,6 +234,8 @@ def check_distances(
         p_value=float(test.pvalue),
         variance_ratio=ratio,
         variance_interval=(ratio - half, ratio + half),
+        isotropy=math.nan,
+        isotropy_interval=(math.nan, math.nan),
         level=level,
     )
 
@@ -196,11 +245,11 @@ def check_samples(
     samples: PyTree,
     mean: PyTree = None,
     *,
-    role: Literal["precision", "covariance"] = "precision",
+    role: str = "precision",
     key: PRNGKeyArray | None = None,
     level: float = 0.95,
 ) -> SampleCheck:
-    """Checks samples of N(mean, A^-1) (or N(mean, A)): `mahalanobis`, then `check_distances`.
+    """Checks samples of N(mean, A^-1) (or N(mean, A)): their distances and their angles.
 
     Args:
         A: As in `mahalanobis`.
@@ -216,10 +265,10 @@ def check_samples(
     Raises:
         ValueError: As the two functions.
     """
-    distances = mahalanobis(A, samples, mean, role=role, key=key)
-    first = jax.tree.leaves(samples)
-    dimension = sum(math.prod(leaf.shape[1:]) for leaf in first)
-    return check_distances(distances, dimension, level=level)
+    left, right = _dual_rows(A, samples, mean, role, key, 1e-4)
+    check = check_distances(jnp.sum(left * right, axis=1), left.shape[1], level=level)
+    isotropy, interval = _isotropy(left, right, level)
+    return dataclasses.replace(check, isotropy=isotropy, isotropy_interval=interval)
 
 
 def plot_check(check: SampleCheck, axes: Any = None) -> Any:

@@ -22,7 +22,7 @@ class Stats(eqx.Module):
         probe_depth: steps of each probe.
         ritz_min, ritz_max: extreme Ritz values of the main run (shift included).
         residual_norm: the coupling beta at the end of the run.
-        kappa_s: condition number of the Schur complement S, estimated from Ritz values of S and T_perp.
+        kappa_s: condition number of the Schur complement S, from Ritz values (an estimate).
         coupling_norm: `||c||`, a lower bound of `||Sigma_m - A^-1||_2`; NaN without coupling.
         bulk_variance: omega.
         bulk_standard_error: its standard error; infinite if no probe measured it.

@@ -72,12 +72,14 @@ def test_preconditioned_samples_have_the_same_covariance(dtype):
 
 def test_chi_square_check_passes_and_fails_on_an_unconverged_run(dtype):
     matrix = problem(dtype, size=40, condition=1e3)
-    good = CIQSampler(matrix).sample(jax.random.key(4), 2000)
+    # Perfect samples have a distance above 0.031 with probability 2 exp(-2 n 0.031^2) = 1.3e-4,
+    # and the interval adds 0.019: below the tolerance of 0.05.
+    good = CIQSampler(matrix).sample(jax.random.key(4), 5000)
     assert check_samples(matrix, good).verdict() == "agrees"
     bounds = SpectralBounds.known(9e-4, 1.1, dtype)
     for method in ("lanczos", "ciq"):
         hasty = CIQSampler(matrix, bounds=bounds, max_steps=4, throw=False, method=method)
-        samples = hasty.sample(jax.random.key(4), 2000)
+        samples = hasty.sample(jax.random.key(4), 5000)
         check = check_samples(matrix, samples)
         assert check.verdict() == "differs"
         if method == "ciq":

@@ -80,7 +80,7 @@ def test_more_samples_do_not_turn_a_harmless_error_into_a_failure():
 
 
 def test_verdicts():
-    assert check_distances(perfect(2000, 30), 30).verdict(0.05) == "agrees"
+    assert check_distances(perfect(5000, 30), 30).verdict(0.05) == "agrees"
     assert check_distances(1.5 * perfect(2000, 30), 30).verdict(0.05) == "differs"
     assert check_distances(perfect(50, 30), 30).verdict(0.05) == "undecided"
 
@@ -142,8 +142,8 @@ def test_infinite_distances_are_counted_as_far():
 
 
 def test_printing_names_the_numbers():
-    text = str(check_distances(perfect(2000, 30), 30))
-    assert "2000 samples in 30 dimensions: agrees" in text
+    text = str(check_distances(perfect(5000, 30), 30))
+    assert "5000 samples in 30 dimensions: agrees" in text
     assert "variance ratio" in text
 
 
