@@ -350,7 +350,7 @@ def inverse_belief(
     layout: Literal["resolve-all", "paper"],
 ) -> InverseBelief:
     """The belief about `(A + alpha I)^-1` that a run supports (see `calibrate_inverse`)."""
-    calibrated = calibrate_inverse(run, alpha, layout)
+    calibrated = calibrate_inverse(run, mean, alpha, layout)
     return InverseBelief(
         mean_flat=mean,
         covariance=calibrated.covariance,

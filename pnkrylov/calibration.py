@@ -86,6 +86,7 @@ def calibrate_solve(
 @eqx.filter_jit
 def calibrate_inverse(
     run: Run,
+    mean: Float[Array, " d"],
     shift: Float[Array, ""],
     layout: Literal["resolve-all", "paper"],
 ) -> Calibrated:
@@ -118,10 +119,10 @@ def calibrate_inverse(
     dimension = run.basis.size - jnp.sum(explored, dtype=jnp.int32) - has_u.astype(jnp.int32)
     bulk = _Bulk.measured(left, complement, dimension)
     covariance = _covariance(run, tridiagonal, boundary, resolved, explored, has_u, bulk.value)
-    start = jnp.zeros((run.basis.size,), run.basis.dtype)
+    given = jnp.concatenate([mean, run.basis.start_norm[None]])
     return Calibrated(
         covariance=covariance,
-        result=run.result(start, shift, None, ritz_range),
+        result=run.result(given, shift, None, ritz_range),
         stats=_stats(
             run, tridiagonal.unit, ritz_range, boundary, bulk, jnp.sum(explored, dtype=jnp.int32)
         ),

@@ -95,6 +95,7 @@ def lookahead_error(
         tail_upper = jnp.where(exhausted, 0, _radau_energy(run, tridiagonal, bound))
         # The 2-norm error of the last level is at most its energy over the spectral bound.
         upper = seen + 2 * tail_upper * jnp.sum(weight) + tail_upper / bound
+        upper = jnp.where(jnp.isfinite(tail_upper), upper, jnp.inf)
         bracketed = upper <= BRACKET * seen
         estimate = jnp.where(bracketed, jnp.sqrt(seen * upper), jnp.clip(estimate, seen, upper))
         tail = jnp.minimum(tail, tail_upper)
@@ -180,4 +181,6 @@ def _radau_energy(
     last = jnp.maximum(tridiagonal.filled - 1, 0)
     gamma = tridiagonal.residual**2 / tridiagonal.pivots[last]
     replaced = bound + tridiagonal.residual**2 / shifted.pivots[last]
-    return run.last_residual**2 / (replaced - gamma)
+    # Rounding may put a bound that touches the spectrum on the wrong side of a Ritz value.
+    valid = jnp.all(shifted.pivots > 0) & (replaced > gamma)
+    return jnp.where(valid, run.last_residual**2 / jnp.where(valid, replaced - gamma, 1), jnp.inf)

@@ -246,6 +246,14 @@ def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -
     product = product - before[:, None] * state.previous - alpha[:, None] * state.current
     # Re-projection at every step keeps the run inside the complement (pslq.md, section 5.1).
     product = _project(basis, product, probes.level)
+    # What one projection leaves is a few eps of the product; a second one is needed where little
+    # of the product is left, or that would be amplified.
+    product = jax.lax.cond(
+        jnp.any(jnp.max(jnp.abs(product), axis=1) < 1e-2 * scale),
+        lambda block: _project(basis, block, probes.level),
+        lambda block: block,
+        product,
+    )
     largest = jnp.max(jnp.abs(product), axis=1)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
     beta = safe * jnp.sqrt(jnp.sum((product / safe[:, None]) ** 2, axis=1))

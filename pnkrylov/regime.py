@@ -95,7 +95,7 @@ def regime(belief: SolveBelief | InverseBelief, damping: float | None = None) ->
     belief.run.raise_unless(belief.result, belief.alpha, getattr(belief, "lower_bound", None))
     stats = level = belief.stats
     if isinstance(belief, InverseBelief) and belief.layout != "paper":
-        level = calibrate_inverse(belief.run, belief.alpha, "paper").stats
+        level = calibrate_inverse(belief.run, belief.mean_flat, belief.alpha, "paper").stats
     omega, kappa = float(stats.bulk_variance), float(stats.kappa_s)
     coupling = float(jnp.nan_to_num(stats.coupling_norm))
     report = RegimeReport(

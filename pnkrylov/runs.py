@@ -63,6 +63,7 @@ class Run(eqx.Module):
         """The result code: the first thing that is wrong, in the order of cause and effect."""
         smallest, largest = ritz_range
         eps = jnp.finfo(self.basis.dtype).eps
+        smallest = jnp.minimum(smallest, self._smallest_of_probes(shift))
         nothing = self.basis.filled == 0
         # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.
         definite = (smallest > 10 * eps * largest) | nothing
@@ -74,20 +75,28 @@ class Run(eqx.Module):
         if lower_bound is not None:
             bound = lower_bound + shift
             # A Ritz value may touch the spectrum's edge; rounding must not refuse it.
-            fine = (bound > 0) & (bound <= smallest * (1 + 100 * eps)) | nothing
+            fine = (bound > 0) & (bound <= smallest + 10 * eps * largest) | nothing
             result = RESULTS.where(fine, result, RESULTS.bad_lower_bound)
         result = RESULTS.where(definite, result, RESULTS.not_positive_definite)
         result = RESULTS.where(symmetric, result, RESULTS.not_symmetric)
         result = RESULTS.where(finite, result, RESULTS.nonfinite_product)
         return RESULTS.where(jnp.all(jnp.isfinite(rhs)), result, RESULTS.nonfinite_input)
 
+    def _smallest_of_probes(self, shift: Array) -> Array:
+        if self.probes is None:
+            return jnp.asarray(jnp.inf, self.basis.dtype)
+        return self.probes.ritz_range(shift, jnp.ones_like(shift))[0]
+
     def raise_unless(self, result: RESULTS, shift: Array, lower_bound: Array | None) -> None:
         """Raises the error of a failed run, with the measured value (concrete values only)."""
         if bool(jnp.all(result == RESULTS.successful)):
             return
         smallest, largest = (float(x) for x in self.tridiagonal(shift).ritz_range())
+        smallest = min(smallest, float(self._smallest_of_probes(shift)))
         if bool(result == RESULTS.nonfinite_input):
-            raise NotFiniteError(NotFiniteError.message("The right-hand side or start vector"))
+            raise NotFiniteError(
+                NotFiniteError.message("The mean, right-hand side or start vector")
+            )
         if bool(result == RESULTS.nonfinite_product):
             raise NotFiniteError(NotFiniteError.message("A product A v"))
         if bool(result == RESULTS.not_symmetric):
@@ -118,11 +127,12 @@ def finish(belief: Any, *, throw: bool) -> Any:
     def hide(leaf):
         return jnp.where(good, leaf, jnp.nan) if eqx.is_inexact_array(leaf) else leaf
 
-    return dataclasses.replace(
-        belief,
-        mean_flat=hide(belief.mean_flat),
-        covariance=jax.tree.map(hide, belief.covariance),
-    )
+    # Everything else that a belief computes is read off the run at its shift alpha.
+    names = [
+        name for name in ("mean_flat", "covariance", "alpha", "error") if hasattr(belief, name)
+    ]
+    hidden = {name: jax.tree.map(hide, getattr(belief, name)) for name in names}
+    return dataclasses.replace(belief, **hidden)
 
 
 def probe_symmetry(
@@ -163,6 +173,9 @@ def look_ahead(
     begin = basis.num_rows
     if limit == 0:
         return basis, jnp.zeros((), jnp.int32)
+    if basis.driver == "host":
+        # A copy, because the steps update the basis in place and the caller keeps theirs.
+        basis = jax.tree.map(jnp.copy, basis)
     basis = pad(basis, begin + limit)
     if basis.driver != "host":
         return _look_ahead_compiled(operator, basis, level, begin, shift, lower_bound)

@@ -213,7 +213,6 @@ def test_estimates_are_unbiased_and_know_their_error():
         assert 5 * bound < 0.7 * variance  # the bound is sharp enough to mean something
 
 
-@pytest.mark.xfail(reason="bug: a nearly exhausted probe amplifies what one projection left")
 def test_ritz_values_of_probes_lie_inside_the_complement():
     """Also after a probe has exhausted it: no resolved outlier may enter kappa_S or the floor."""
     matrix, run = exact_run("bulk+outliers", 20, "float64", 10)

@@ -1,0 +1,80 @@
+"""The quadrature bracket of an inverse belief, whose probes all have one depth; traceable."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pnkrylov.probes import Probes
+from pnkrylov.runs import Run
+from pnkrylov.tridiagonal import Tridiagonal
+
+# As for the adaptive estimator: 1.2 of the extrapolated tail bounds it.
+_TAIL_BOUND = 1.2
+_CONVERGING = 0.9
+
+
+@eqx.filter_jit
+def quadrature_change(
+    run: Run, shift: Float[Array, ""], function: Literal["inverse", "log"]
+) -> Float[Array, ""]:
+    """Bound of what deeper probes would add to `tr (A + shift I)^-1`, or to `log det`.
+
+    Extrapolates how fast the probes' Gauss forms converge over their last half; infinite, with
+    the sign of the change, where they do not converge yet.
+    """
+    assert run.probes is not None
+    probes, unit = run.probes, Tridiagonal.of(run.basis, shift).unit
+    width = jnp.maximum(probes.steps // 4, 1)
+
+    def changes(kind: str) -> tuple[Array, ...]:
+        means = []
+        steps = probes.steps
+        for depth in (1, steps // 2, steps - 2 * width, steps - width, steps):
+            cut = _cut(probes, depth)
+            if kind == "inverse":
+                forms = cut.inverse_forms(shift, unit)
+            else:
+                forms = jax.vmap(_log_form)(cut.tridiagonals(shift, unit))
+            means.append(cut.mean(forms)[0])
+        first, half, early, middle, late = means
+        return half - first, late - half, middle - early, late - middle
+
+    first_half, second_half, earlier, later = changes(function)
+    ratio = _ratio(later, earlier)
+    if function == "log":
+        # log x converges at the rate of 1/x in the end, but starts faster.
+        ratio = jnp.maximum(ratio, _ratio(*changes("inverse")[:1:-1]))
+    recent = _TAIL_BOUND * _geometric_tail(later, ratio, _CONVERGING)
+    over_halves = _geometric_tail(second_half, _ratio(second_half, first_half), 1.0)
+    larger = (probes.steps > 3) & (jnp.abs(over_halves) > jnp.abs(recent))
+    bound = jnp.where(larger, over_halves, recent)
+    # Two steps say nothing of convergence, unless the probes ended: those have nothing to add.
+    bound = jnp.where(probes.steps < 3, jnp.sign(later) * jnp.inf, bound)
+    ended = (probes.steps > 1) & (later == 0)
+    return jnp.where(ended, 0, bound) / (unit if function == "inverse" else 1)
+
+
+def _ratio(later: Array, earlier: Array) -> Float[Array, ""]:
+    return jnp.where(earlier == 0, jnp.inf, jnp.abs(later) / jnp.abs(earlier))
+
+
+def _geometric_tail(later: Array, ratio: Array, limit: float) -> Float[Array, ""]:
+    safe = jnp.minimum(ratio, limit - 1e-3)
+    tail = later * safe / (1 - safe)
+    endless = jnp.where(later == 0, 0, jnp.sign(later) * jnp.inf)
+    return jnp.where(ratio < limit, tail, endless)
+
+
+def _cut(probes: Probes, depth: Int[Array, ""] | int) -> Probes:
+    """The same probes after their first `depth` steps."""
+    column = jnp.arange(probes.depth, dtype=jnp.int32)
+    beta = jnp.where(column[None, :] < depth - 1, probes.beta, 0)
+    return eqx.tree_at(lambda p: p.beta, probes, beta)
+
+
+def _log_form(matrix: Float[Array, "l l"]) -> Float[Array, ""]:
+    values, vectors = jnp.linalg.eigh(matrix)
+    return jnp.sum(vectors[0] ** 2 * jnp.log(values))

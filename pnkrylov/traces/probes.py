@@ -1,0 +1,179 @@
+"""Random probes of different depth, nested: every deep probe is also a shallow one.
+
+A product is spent on a deeper level only for the few probes that the multilevel mean needs there.
+"""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from pnkrylov.operators import SPDOperator
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+ProbeKind = Literal["sphere", "gaussian", "rademacher"]
+
+
+class NestedProbes:
+    """Lanczos runs from random starts orthogonal to `deflated`, advanced in blocks.
+
+    Attributes:
+        kind: `"sphere"`: mutually orthonormal starts, uniform on the sphere, all of weight 1;
+            `"gaussian"` and `"rademacher"`: independent starts, weighted by their squared norm
+            over the dimension.
+        dimension: D, of the space the starts are drawn from.
+        depths: `(N,)` steps that each probe has taken.
+        alpha: `(N, L)` diagonals, float64 on the host.
+        beta: `(N, L)`: `beta[:, j]` couples rows j and j + 1.
+        weights: `(N,)`; the form times its weight has mean `tr / D`.
+        num_matvecs: products spent.
+    """
+
+    def __init__(
+        self,
+        operator: SPDOperator,
+        deflated: Float[Array, "k d"],
+        projected: Float[Array, "m d"] | None,
+        *,
+        kind: ProbeKind,
+    ):
+        """Makes an empty set.
+
+        Args:
+            operator: A.
+            deflated: orthonormal rows that the starts are orthogonal to.
+            projected: orthonormal rows removed after every step (re-projection), or None.
+            kind: distribution of the starts.
+        """
+        self.kind: ProbeKind = kind
+        self.dimension = operator.size - deflated.shape[0]
+        self.depths = np.zeros(0, int)
+        self.alpha, self.beta = np.zeros((0, 0)), np.zeros((0, 0))
+        self.weights = np.zeros(0)
+        self.num_matvecs = 0
+        self._operator, self._deflated, self._projected = operator, deflated, projected
+        self._starts = jnp.zeros((0, operator.size), operator.dtype)
+        # Blocks of rows (current, previous) and the first row of each; rows move on together.
+        self._blocks: list[tuple[int, Array, Array]] = []
+
+    @property
+    def num_probes(self) -> int:
+        """Number of probes N."""
+        return len(self.depths)
+
+    def add(self, key: PRNGKeyArray, count: int) -> None:
+        """Draws `count` more starts; no product is spent. At most D in total for `"sphere"`."""
+        if self.kind == "sphere":
+            rows = _orthonormal(key, self._deflated, self._starts, count)
+            self._starts = jnp.concatenate([self._starts, rows])
+            weights = np.ones(count)
+        else:
+            rows, squares = _independent(key, self._deflated, count, self.kind == "gaussian")
+            weights = np.asarray(squares, np.float64) / self.dimension
+        self._blocks.append((self.num_probes, rows, jnp.zeros_like(rows)))
+        self.depths = np.concatenate([self.depths, np.zeros(count, int)])
+        self.weights = np.concatenate([self.weights, weights])
+        self.alpha = _padded(self.alpha, self.num_probes, self.alpha.shape[1])
+        self.beta = _padded(self.beta, self.num_probes, self.beta.shape[1])
+
+    def advance(self, count: int) -> None:
+        """One step of the first `count` probes of the newest block, by one block product."""
+        first, current, previous = self._blocks[-1]
+        rows = slice(first, first + count)
+        depth = int(self.depths[first])
+        if depth == self.alpha.shape[1]:
+            self.alpha = _padded(self.alpha, self.num_probes, max(2 * depth, 4))
+            self.beta = _padded(self.beta, self.num_probes, max(2 * depth, 4))
+        couplings = self.beta[rows, depth - 1] if depth else np.zeros(count)
+        # In exact arithmetic `Q^T A v = 0` for a start orthogonal to q_1..q_{m+1}: the first step
+        # needs no projection, but what rounding left must go before the second.
+        alpha, beta, following, current = _step(
+            self._operator,
+            None if depth == 0 else self._projected,
+            current[:count],
+            previous[:count],
+            jnp.asarray(couplings, self._operator.dtype),
+            depth == 1,
+        )
+        self.alpha[rows, depth] = np.asarray(alpha, np.float64)
+        self.beta[rows, depth] = np.asarray(beta, np.float64)
+        self.depths[rows] += 1
+        self._blocks[-1] = (first, following, current)
+        self.num_matvecs += count
+
+    def reached(self, depth: int) -> Bool[np.ndarray, " N"]:
+        """Which probes have taken `depth` steps."""
+        return self.depths >= depth
+
+    def tridiagonals(
+        self, which: Bool[np.ndarray, " N"] | Int[np.ndarray, " n"], depth: int
+    ) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
+        """Diagonals and couplings of some probes, cut at `depth`."""
+        return self.alpha[which, :depth], self.beta[which, :depth]
+
+
+def _padded(matrix: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    result = np.zeros((rows, columns))
+    result[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return result
+
+
+def _remove(block: Array, rows: Array) -> Array:
+    coefficients = jnp.matmul(block, rows.T, precision=_HIGHEST)
+    return block - jnp.matmul(coefficients, rows, precision=_HIGHEST)
+
+
+@eqx.filter_jit
+def _orthonormal(key: PRNGKeyArray, deflated: Array, taken: Array, count: int) -> Array:
+    block = jax.random.normal(key, (count, deflated.shape[1]), deflated.dtype)
+    block = _remove(_remove(block, deflated), taken)
+    columns, _ = jnp.linalg.qr(block.T)
+    # Orthogonalised again: QR may leave a few eps along the other rows.
+    columns, _ = jnp.linalg.qr(_remove(_remove(columns.T, deflated), taken).T)
+    return columns.T
+
+
+@eqx.filter_jit
+def _independent(
+    key: PRNGKeyArray, deflated: Array, count: int, gaussian: bool
+) -> tuple[Array, Array]:
+    shape, dtype = (count, deflated.shape[1]), deflated.dtype
+    if gaussian:
+        block = jax.random.normal(key, shape, dtype)
+    else:
+        block = jax.random.rademacher(key, shape, dtype)
+    block = _remove(_remove(block, deflated), deflated)
+    squares = jnp.sum(block**2, axis=1)
+    return block / jnp.sqrt(squares)[:, None], squares
+
+
+@eqx.filter_jit
+def _step(
+    operator: SPDOperator,
+    projected: Array | None,
+    current: Array,
+    previous: Array,
+    coupling: Array,
+    clean: bool,
+) -> tuple[Array, Array, Array, Array]:
+    """One Lanczos step of every row: alpha, beta, the next rows, and the rows it started from."""
+    if clean and projected is not None:
+        current = _remove(current, projected)
+    product = operator.block_mv(current)
+    alpha = jnp.sum(product * current, axis=1)
+    scale = jnp.max(jnp.abs(product), axis=1)
+    product = product - coupling[:, None] * previous - alpha[:, None] * current
+    if projected is not None:
+        product = _remove(product, projected)
+    largest = jnp.max(jnp.abs(product), axis=1)
+    safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    beta = safe * jnp.sqrt(jnp.sum((product / safe[:, None]) ** 2, axis=1))
+    # A residual at rounding level ends the probe; NaN must not look like one.
+    exhausted = beta <= 10 * jnp.finfo(beta.dtype).eps * (jnp.abs(alpha) + coupling + scale)
+    beta = jnp.where(exhausted, 0, beta)
+    following = jnp.where(exhausted[:, None], 0, product / jnp.where(exhausted, 1, beta)[:, None])
+    return alpha, beta, following, current
