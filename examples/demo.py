@@ -85,7 +85,7 @@ def show(rows, exact_accuracy):
 
 
 def picture(path, history, exact, cross, images, rows, shown, label):
-    """The belief about test scores contracting onto the exact ones, and the error's own forecast."""
+    """Beliefs about test scores contracting onto the exact ones, and the forecast of the error."""
     figure = plt.figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1.45, 1])
     axes = left.subplots(2, 4, sharex=True)

@@ -176,6 +176,22 @@ def test_precision_is_refused_clearly():
         inv_sqrt_matvec(matrix, rows, key=KEY, rtol=1e-4)
 
 
+def test_tolerance_below_rounding_is_refused_although_the_bound_meets_it():
+    matrix, rows = problem(jnp.dtype("float32"), condition=1e3)
+    solution = inv_sqrt_matvec(matrix, rows, key=KEY, rtol=1e-6, throw=False)
+    assert solution.result == CIQ_RESULTS.precision
+    assert not solution.converged.any()
+    assert float(solution.error_bound.max()) <= 1e-6 < float(solution.rounding)
+    # And rightly so: the error is what rounding makes it.
+    assert relative_errors(solution.value, power_times(matrix, rows, -0.5)).max() > 1e-6
+
+
+def test_an_exhausted_krylov_space_ends_the_run(dtype):
+    solution = inv_sqrt_matvec(4 * jnp.eye(9, dtype=dtype), jnp.ones((2, 9), dtype), key=KEY)
+    assert int(solution.num_passes) == 1
+    np.testing.assert_allclose(solution.value, 0.5, rtol=1e-4)
+
+
 def test_nan_is_reported(dtype):
     matrix, rows = problem(dtype)
     for method in ("lanczos", "ciq"):
