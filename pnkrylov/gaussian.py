@@ -74,6 +74,12 @@ class GaussianBelief(eqx.Module):
     def __str__(self) -> str:
         """A summary that a person wants to read."""
 
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self)
+        # JAX also builds beliefs whose leaves are placeholders: they have no numbers to show.
+        whole = leaves and all(eqx.is_array(leaf) for leaf in leaves)
+        return str(self) if whole else eqx.tree_pformat(self)
+
     @property
     def structure(self) -> VectorStructure:
         """The structure of the user's vectors."""

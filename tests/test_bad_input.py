@@ -175,7 +175,7 @@ def failures(dtype):
 
 
 ERRORS = {
-    "nonfinite_input": (pk.NotFiniteError, r"The right-hand side or start vector contains NaN or"),
+    "nonfinite_input": (pk.NotFiniteError, r"right-hand side or start vector contains NaN or"),
     "nonfinite_product": (pk.NotFiniteError, r"A product A v contains NaN or infinity. Check the"),
     "not_symmetric": (pk.NotSymmetricError, r"is not symmetric: .* check_symmetric=False"),
     "not_positive_definite": (pk.NotPositiveDefiniteError, r"found the Ritz value .* Add a"),
