@@ -160,7 +160,7 @@ def test_the_estimate_without_a_bound():
 def test_extreme_scales(scale, dtype):
     matrix = oracles.with_spectrum(np.geomspace(1, 30, SIZE), 0)
     rhs = oracles.right_hand_side(matrix, "normal")
-    reference = run(matrix, rhs, 10, lower_bound=0.9)
+    reference = run(matrix, rhs, 10, lower_bound=0.9, dtype=dtype)
     scaled = run(matrix * scale, rhs, 10, lower_bound=0.9 * scale, dtype=dtype)
     for name in ("norm", "norm seen", "norm upper"):
         np.testing.assert_allclose(scaled[name] * scale, reference[name], rtol=1e-3)
