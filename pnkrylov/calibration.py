@@ -77,7 +77,7 @@ def calibrate_solve(
     )
     calibrated = Calibrated(
         covariance=remainder.scaled(deviation),
-        result=run.result(rhs, shift, lower_bound, ritz_range),
+        result=run.result(rhs, shift, lower_bound, _widened(ritz_range, bulk, tridiagonal.unit)),
         stats=_stats(run, tridiagonal.unit, ritz_range, boundary, bulk, level),
     )
     return mean, calibrated, stats
@@ -122,7 +122,7 @@ def calibrate_inverse(
     given = jnp.concatenate([mean, run.basis.start_norm[None]])
     return Calibrated(
         covariance=covariance,
-        result=run.result(given, shift, None, ritz_range),
+        result=run.result(given, shift, None, _widened(ritz_range, bulk, tridiagonal.unit)),
         stats=_stats(
             run, tridiagonal.unit, ritz_range, boundary, bulk, jnp.sum(explored, dtype=jnp.int32)
         ),
@@ -157,6 +157,7 @@ class _Bulk(eqx.Module):
     standard_error: Float[Array, ""]
     at_floor: Array
     kappa: Float[Array, ""]
+    smallest: Float[Array, ""]
 
     @classmethod
     def measured(
@@ -174,7 +175,13 @@ class _Bulk(eqx.Module):
             standard_error=jnp.where(exists, complement.standard_error / count, 0),
             at_floor=at_floor,
             kappa=jnp.where(jnp.isfinite(largest), largest / smallest, 1),
+            smallest=smallest,
         )
+
+
+def _widened(ritz_range: Array, bulk: _Bulk, unit: Array) -> Array:
+    """The Ritz range with what the complement shows: a negative value there is proof as well."""
+    return ritz_range.at[0].min(bulk.smallest * unit)
 
 
 def _solve_bulk(
@@ -207,6 +214,7 @@ def _solve_bulk(
         standard_error=jnp.asarray(jnp.inf, shift.dtype),
         at_floor=jnp.zeros((), bool),
         kappa=jnp.where(boundary.exists, ends[1] / ends[0], 1),
+        smallest=ends[0],
     )
 
 

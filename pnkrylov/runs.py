@@ -60,10 +60,12 @@ class Run(eqx.Module):
         lower_bound: Float[Array, ""] | None,
         ritz_range: Float[Array, "2"],
     ) -> RESULTS:
-        """The result code: the first thing that is wrong, in the order of cause and effect."""
+        """The result code: the first thing that is wrong, in the order of cause and effect.
+
+        `ritz_range` is that of everything that was run, probes included.
+        """
         smallest, largest = ritz_range
         eps = jnp.finfo(self.basis.dtype).eps
-        smallest = jnp.minimum(smallest, self._smallest_of_probes(shift))
         nothing = self.basis.filled == 0
         # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.
         definite = (smallest > 10 * eps * largest) | nothing
