@@ -514,7 +514,7 @@ def print_to(v):
 
 
 def test_the_belief_of_a_known_answer(dtype):
-    """A = I, d = 1, zero right-hand sides, eigenvectors: exact answers with no spread."""
+    """A = I, d = 1, zero right-hand sides: exact answers, with no spread but rounding."""
     eye = np.eye(4, dtype=dtype)
     for rhs in (np.ones(4, dtype), np.zeros(4, dtype)):
         belief = pk.solve(eye, rhs, key=KEY)
