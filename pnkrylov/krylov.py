@@ -20,7 +20,14 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PyTree
 from tqdm import tqdm
 
-from pnkrylov.operators import DenseOperator, SparseOperator, SPDOperator, as_operator, check_vector
+from pnkrylov.operators import (
+    DenseOperator,
+    HostOperator,
+    SparseOperator,
+    SPDOperator,
+    as_operator,
+    check_vector,
+)
 
 Driver = Literal["auto", "compiled", "host"]
 
@@ -114,7 +121,8 @@ def lanczos(
         start: start vector, an array `(d,)` or the operator's pytree.
         num_steps: number of products to spend, from 1 to d.
         driver: `"compiled"` (one XLA loop), `"host"` (a Python loop around a jitted step), or
-            `"auto"`: compiled under `jit` and for stored matrices, else by timing the first steps.
+            `"auto"`: compiled under `jit` and for stored matrices, host for NumPy operators, else
+            by timing the first steps.
         progress: show a progress bar; implies the host driver.
 
     Returns:
@@ -191,6 +199,10 @@ def continue_run(
         driver = "host"
     elif driver == "auto" and isinstance(operator, DenseOperator | SparseOperator):
         driver = "compiled"
+    elif driver == "auto" and isinstance(operator, HostOperator):
+        # Nothing is gained by calling NumPy from inside an XLA loop, and JAX has known deadlocks
+        # of callbacks on CPU.
+        driver = "host"
     if driver == "compiled":
         return _compiled_run(operator, basis, total)
     return _host_run(operator, basis, total, progress=progress, may_switch=driver == "auto")
