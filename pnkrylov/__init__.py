@@ -12,12 +12,16 @@ The flow, which is also the order of imports:
     beliefs       SolveBelief, InverseBelief: sample, push, shift, refine
     solve         the two front doors, `solve` and `inverse`
 
+and what is built on it: `pnkrylov.trace`, `pnkrylov.ciq`, `pnkrylov.preconditioners`,
+`pnkrylov.laplace`, `pnkrylov.hmc`, `pnkrylov.interop`.
+
 Notation: A is symmetric positive definite, d x d; m
 steps give the basis Q (rows are vectors in memory), the tridiagonal T and the coupling beta_m to
 q_{m+1}; S is the Schur complement of T_m in A; q_par, q_perp and u span the coupling; omega is the
 variance of the bulk; nu is the scale of a solve belief.
 """
 
+from pnkrylov import _jaxlib as _jaxlib  # first: it may have to set a flag before JAX runs
 from pnkrylov.beliefs import InverseBelief, SolveBelief
 from pnkrylov.covariance import KrylovCovariance
 from pnkrylov.diagnostics import (

@@ -61,7 +61,7 @@ class Archive:
     def run(self, arrays: Mapping[str, Array]) -> Run:
         """The run of one belief; `arrays` are those of the file, without batch axes."""
 
-        def group(prefix: str, names: tuple[str, ...]) -> dict[str, Array]:
+        def group(prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
             return {name: arrays[f"{prefix}.{name}"] for name in names}
 
         probes = Probes(**group("probes", _PROBES)) if "probes.alpha" in arrays else None
@@ -90,9 +90,15 @@ def write(
         static: further values that JSON can hold.
 
     Raises:
-        ValueError: the arrays are traced (under `jit`), or do not share their leading axes.
+        ValueError: the arrays are traced (under `jit`), do not share their leading axes, or the
+            run was preconditioned.
         FileNotFoundError: the folder does not exist.
     """
+    if run.preconditioner is not None:
+        raise ValueError(
+            f"save cannot write the preconditioner of this {class_name}: keep what built it, and "
+            "run again; or save a belief made without preconditioner=."
+        )
     named = _run_arrays(run) | {f"field.{k}": v for k, v in fields.items() if v is not None}
     if not is_concrete(named):
         raise ValueError(

@@ -5,7 +5,7 @@ Sets of vectors are stored as rows, `(k, d)` contiguous, everywhere in this libr
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -27,6 +27,8 @@ class SPDOperator(lx.AbstractLinearOperator):
     """
 
     structure: eqx.AbstractVar[VectorStructure]
+    # Whether products leave JAX through a callback, which compiled loops on CPU may hang in.
+    calls_host: ClassVar[bool] = False
 
     @abc.abstractmethod
     def mv(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -35,6 +37,14 @@ class SPDOperator(lx.AbstractLinearOperator):
     @abc.abstractmethod
     def block_mv(self, block: Float[Array, "k d"]) -> Float[Array, "k d"]:
         """Returns `A v` for every row `v` of `block`, shape `(k, d)`, in one block product."""
+
+    def runs_on_host(self) -> bool:
+        """Whether a product of this operator, or of one inside it, calls the host."""
+
+        def found(node):
+            return isinstance(node, SPDOperator) and node.calls_host
+
+        return any(found(node) for node in jax.tree.leaves(self, is_leaf=found))
 
     @property
     def size(self) -> int:
@@ -150,6 +160,7 @@ class FunctionOperator(SPDOperator):
 class HostOperator(SPDOperator):
     """A product computed by NumPy code on the host, outside JAX."""
 
+    calls_host: ClassVar[bool] = True
     host: "HostProduct" = eqx.field(static=True)
     structure: VectorStructure = eqx.field(static=True)
 

@@ -11,15 +11,21 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov._archive import write
 from pnkrylov._operator_types import SPDOperator
-from pnkrylov.calibration import calibrate_inverse, calibrate_logdet, calibrate_solve
-from pnkrylov.covariance import KrylovCovariance
+from pnkrylov.calibration import (
+    calibrate_inverse,
+    calibrate_logdet,
+    calibrate_solve,
+    calibrate_trace,
+)
 from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import GaussianBelief
 from pnkrylov.krylov import check_num_steps, continue_run, is_concrete
 from pnkrylov.operators import as_operator
+from pnkrylov.preconditioned import Covariance
+from pnkrylov.preconditioners import precondition
 from pnkrylov.probes import run_probes
 from pnkrylov.results import RESULTS
-from pnkrylov.runs import Run, finish, look_ahead, scalar, seen_enough
+from pnkrylov.runs import Run, finish, look_ahead, scalar, seen_enough, with_trace_probes
 from pnkrylov.stats import SolveStats, Stats, describe_run, number
 from pnkrylov.traces.bracket import quadrature_change
 
@@ -46,7 +52,7 @@ class SolveBelief(GaussianBelief):
     """
 
     mean_flat: Float[Array, " d"]
-    covariance: KrylovCovariance
+    covariance: Covariance
     result: RESULTS
     stats: Stats
     error: SolveStats
@@ -65,10 +71,12 @@ class SolveBelief(GaussianBelief):
 
         Raises:
             NotPositiveDefiniteError: it is not, by a Ritz value.
+            ValueError: the run was preconditioned, which ties it to one shift.
 
         Source:
             METHOD.md section 12.
         """
+        _require_plain(self.run)
         alpha = scalar(alpha, "alpha", self.mean_flat.dtype)
         return self._again(self.run, alpha)
 
@@ -155,7 +163,7 @@ class InverseBelief(GaussianBelief):
     """
 
     mean_flat: Float[Array, " d"]
-    covariance: KrylovCovariance
+    covariance: Covariance
     result: RESULTS
     stats: Stats
     run: Run
@@ -170,10 +178,12 @@ class InverseBelief(GaussianBelief):
 
         Raises:
             NotPositiveDefiniteError: it is not, by a Ritz value.
+            ValueError: the run was preconditioned, which ties it to one shift.
 
         Source:
             METHOD.md section 12.
         """
+        _require_plain(self.run)
         alpha = scalar(alpha, "alpha", self.mean_flat.dtype)
         return finish(inverse_belief(self.run, self.mean_flat, alpha, self.layout), throw=True)
 
@@ -209,9 +219,13 @@ class InverseBelief(GaussianBelief):
 
         Gauss quadrature bounds the trace from below; from above it is extrapolated.
         """
-        dimension = self.covariance.bulk_dimension().astype(self.mean_flat.dtype)
-        error = jnp.where(dimension > 0, dimension * self._bulk_error(), 0)
-        value = self.covariance.trace()
+        if self.run.preconditioner is None:
+            dimension = self.covariance.bulk_dimension().astype(self.mean_flat.dtype)
+            error = jnp.where(dimension > 0, dimension * self._bulk_error(), 0)
+            value = self.covariance.trace()
+        else:
+            # The covariance has the trace of the inside right, not that of the original operator.
+            value, error = calibrate_trace(self.run, self.alpha)
         change = quadrature_change(self.run, self.alpha, "inverse")
         return Estimate(
             value, error, self.stats.num_matvecs, value, value + change, bracket="estimated"
@@ -287,6 +301,7 @@ class InverseBelief(GaussianBelief):
         )
         spent = run.num_matvecs + probes.num_probes * probes.steps
         run = dataclasses.replace(run, level=level, probes=probes, num_matvecs=spent)
+        run = with_trace_probes(operator, run, jax.random.fold_in(key, 1), self.alpha, progress)
         return finish(inverse_belief(run, self.mean_flat, self.alpha, self.layout), throw=True)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -362,8 +377,16 @@ def inverse_belief(
     )
 
 
+def _require_plain(run: Run) -> None:
+    if run.preconditioner is not None:
+        raise ValueError(
+            "shift: a preconditioned run knows one operator only, because P^-1/2 (A + alpha I) "
+            "P^-1/2 is no shift of P^-1/2 A P^-1/2. Run again on A + alpha I."
+        )
+
+
 def _same_operator(A: Any, run: Run) -> SPDOperator:
-    operator = as_operator(A, like=run.structure.tree)
+    operator = precondition(as_operator(A, like=run.structure.tree), run.preconditioner)
     if not is_concrete((operator, run)):
         raise ValueError(
             "refine changes shapes with the values of the run, so it cannot be traced: call it "

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 from pnkrylov.covariance import KrylovCovariance, coupling_square_root
 from pnkrylov.krylov import safe_norm
 from pnkrylov.lookahead import LookaheadError, lookahead_error
-from pnkrylov.pslq import Boundary, Complement, log_trace
+from pnkrylov.preconditioned import Covariance, mapped_back
+from pnkrylov.pslq import Boundary, Complement, log_trace, original_trace
 from pnkrylov.results import RESULTS
 from pnkrylov.runs import Run
 from pnkrylov.stats import SolveStats, Stats
@@ -25,7 +26,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 class Calibrated(eqx.Module):
     """What `calibrate_solve` and `calibrate_inverse` return, without the user's structure."""
 
-    covariance: KrylovCovariance
+    covariance: Covariance
     result: RESULTS
     stats: Stats
 
@@ -57,19 +58,21 @@ def calibrate_solve(
     level = jnp.minimum(run.level, run.basis.filled)
     head = tridiagonal.head(level)
     inside = tridiagonal.rows() < level
+    rhs = run.map(rhs)
     if from_rhs:
         coordinates = run.basis.start_norm * (tridiagonal.rows() == 0).astype(rhs.dtype)
     else:
         coordinates = jnp.matmul(run.basis.vectors, rhs, precision=_HIGHEST)
     solution = head.solve(jnp.where(inside, coordinates, 0)) / tridiagonal.unit
     solution = jnp.where(inside, solution, 0)
-    mean = jnp.matmul(solution, run.basis.vectors, precision=_HIGHEST)
+    mean = run.map(jnp.matmul(solution, run.basis.vectors, precision=_HIGHEST))
 
     boundary = Boundary.of(tridiagonal, level)
     bound = None if lower_bound is None else lower_bound + shift
     error = lookahead_error(tridiagonal, level, bound, ritz_range)
     bulk = _solve_bulk(run, tridiagonal, boundary, level, shift, error, ritz_range)
     remainder = _covariance(run, tridiagonal, boundary, None, inside, boundary.exists, bulk.value)
+    error = error.stretched(_stretch(run, tridiagonal, head, level))
     dimension = (run.basis.size - level).astype(rhs.dtype)
     rounding = _rounding_error(mean, ritz_range)
     deviation, stats = _solve_scale(
@@ -105,7 +108,8 @@ def calibrate_inverse(
     level = jnp.minimum(run.level, run.basis.filled)
     head = tridiagonal.head(level)
     boundary = Boundary.of(tridiagonal, level)
-    complement = Complement.of(tridiagonal, boundary, run.probes, shift)
+    rank = run.basis.size - level
+    complement = Complement.of(tridiagonal, boundary, run.probes, shift, rank)
     if layout == "paper":
         resolved, explored = head, tridiagonal.rows() < level
         has_u = boundary.exists
@@ -147,7 +151,29 @@ def calibrate_logdet(
     trace, error = log_trace(theta, boundary.exists, run.probes, shift, tridiagonal.unit)
     dimension = (run.basis.size - level).astype(trace.dtype)
     value = tridiagonal.head(level).logdet() + trace + dimension * jnp.log(tridiagonal.unit)
+    if run.preconditioner is not None:
+        value = value + run.preconditioner.logdet()
     return value - jnp.log1p(boundary.gamma * boundary.p1), error
+
+
+@eqx.filter_jit
+def calibrate_trace(run: Run, shift: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`tr A^-1` of the original operator of a preconditioned run, and its standard error."""
+    assert run.preconditioner is not None
+    assert run.probes is not None and run.trace_probes is not None
+    tridiagonal = run.tridiagonal(shift)
+    level = jnp.minimum(run.level, run.basis.filled)
+    value, error = original_trace(
+        tridiagonal,
+        Boundary.of(tridiagonal, level),
+        level,
+        run.map(run.basis.vectors),
+        jnp.sum(run.preconditioner.inv_diagonal()),
+        run.probes,
+        run.trace_probes,
+        shift,
+    )
+    return value / tridiagonal.unit, error / tridiagonal.unit
 
 
 class _Bulk(eqx.Module):
@@ -195,7 +221,8 @@ def _solve_bulk(
 ) -> _Bulk:
     dimension = run.basis.size - level - boundary.exists.astype(jnp.int32)
     if run.probes is not None:
-        complement = Complement.of(tridiagonal, boundary, run.probes, shift)
+        rank = run.basis.size - level
+        complement = Complement.of(tridiagonal, boundary, run.probes, shift, rank)
         left = complement.trace - boundary.direction_variance()
         return _Bulk.measured(left, complement, dimension)
     # Without random probes the error itself measures the complement: the exact remainder has
@@ -226,13 +253,13 @@ def _covariance(
     explored: Array,
     has_u: Array,
     bulk: Array,
-) -> KrylovCovariance:
+) -> Covariance:
     parallel_norm = jnp.sqrt(boundary.parallel_square())
     root = coupling_square_root(parallel_norm, boundary.p1, boundary.p2, boundary.p3)
     parallel = boundary.parallel / jnp.where(parallel_norm > 0, parallel_norm, 1)
     perpendicular = boundary.perpendicular / jnp.where(boundary.p2 > 0, jnp.sqrt(boundary.p2), 1)
     unit = jnp.sqrt(tridiagonal.unit)
-    return KrylovCovariance(
+    covariance = KrylovCovariance(
         vectors=run.basis.vectors,
         resolved=resolved,
         directions=jnp.stack([parallel, perpendicular]),
@@ -242,6 +269,24 @@ def _covariance(
         bulk_deviation=jnp.sqrt(bulk) / unit,
         structure=run.structure,
     )
+    return mapped_back(covariance, run.preconditioner)
+
+
+def _stretch(
+    run: Run, tridiagonal: Tridiagonal, head: Tridiagonal, level: Array
+) -> Float[Array, ""] | None:
+    """By how much `P^-1/2` stretches the part of the error that the look-ahead shows; or None.
+
+    That part is the difference of the last mean and that of level m.
+    """
+    if run.preconditioner is None:
+        return None
+    first = (tridiagonal.rows() == 0).astype(tridiagonal.alpha.dtype)
+    early = jnp.where(tridiagonal.rows() < level, head.solve(first), 0)
+    late = jnp.where(tridiagonal.rows() < tridiagonal.filled, tridiagonal.solve(first), 0)
+    seen = jnp.matmul(late - early, run.basis.vectors, precision=_HIGHEST)
+    length = safe_norm(seen)
+    return jnp.where(length > 0, safe_norm(run.map(seen)) / jnp.where(length > 0, length, 1), 1)
 
 
 def _rounding_error(mean: Array, ritz_range: Array) -> Array:

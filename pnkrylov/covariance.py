@@ -91,10 +91,21 @@ class KrylovCovariance(SPDOperator):
 
     def diagonal(self) -> Float[Array, " d"]:
         """The marginal variances, in O(n d)."""
-        directions = jnp.matmul(self.directions, self.vectors, precision=_HIGHEST)
+        return self.diagonal_along(self.vectors, jnp.ones((self.size,), self.dtype))
+
+    def diagonal_along(
+        self, rows: Float[Array, "n d"], squares: Float[Array, " d"]
+    ) -> Float[Array, " d"]:
+        """The diagonal of `L Sigma L`, for symmetric L, in O(n d).
+
+        Args:
+            rows: `L v` for every basis vector v.
+            squares: the diagonal of `L^2`.
+        """
+        directions = jnp.matmul(self.directions, rows, precision=_HIGHEST)
         coupled = jnp.matmul(self.coupling_factor.T, directions, precision=_HIGHEST)
-        bulk = self.bulk_deviation**2 * self.unexplored_diagonal()
-        return jnp.sum(coupled**2, axis=0) + bulk + self._resolved_diagonal()
+        bulk = self.bulk_deviation**2 * self.unexplored_along(rows, squares)
+        return jnp.sum(coupled**2, axis=0) + bulk + self._resolved_diagonal(rows)
 
     def unexplored(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
         """`P_rest v`: the part of v in the bulk."""
@@ -102,11 +113,18 @@ class KrylovCovariance(SPDOperator):
 
     def unexplored_diagonal(self) -> Float[Array, " d"]:
         """The diagonal of `P_rest`."""
-        explored = jnp.sum(jnp.where(self.explored[:, None], self.vectors**2, 0), axis=0)
-        u = jnp.matmul(self.directions[1], self.vectors, precision=_HIGHEST)
+        return self.unexplored_along(self.vectors, jnp.ones((self.size,), self.dtype))
+
+    def unexplored_along(
+        self, rows: Float[Array, "n d"], squares: Float[Array, " d"]
+    ) -> Float[Array, " d"]:
+        """The diagonal of `L P_rest L`; arguments as for `diagonal_along`."""
+        explored = jnp.sum(jnp.where(self.explored[:, None], rows**2, 0), axis=0)
+        u = jnp.matmul(self.directions[1], rows, precision=_HIGHEST)
         explored = explored + jnp.where(self.has_u, u**2, 0)
-        # Squares of orthonormal rows sum to at most 1; rounding must not make a variance negative.
-        return jnp.maximum(1 - explored, 0)
+        # The rows are orthonormal before L: what they explain of `squares` is at most all of it;
+        # rounding must not make a variance negative.
+        return jnp.maximum(squares - explored, 0)
 
     def trace(self) -> Float[Array, ""]:
         """The trace, closed form."""
@@ -180,24 +198,10 @@ class KrylovCovariance(SPDOperator):
         own = self.resolved.factor_mv(self._filled(noise).T).T
         return self._filled(own) / jnp.sqrt(self.resolved.unit)
 
-    def _resolved_diagonal(self) -> Array:
+    def _resolved_diagonal(self, rows: Array) -> Array:
         if self.resolved is None:
             return jnp.zeros((self.size,), self.dtype)
-
-        # Rows of D^-1/2 L^-1 Q are scaled CG search directions: one recurrence, one row at a time.
-        def recur(carry, row):
-            direction, total = carry
-            vector, ratio, pivot = row
-            direction = vector - ratio * direction
-            return (direction, total + direction**2 / pivot), None
-
-        tridiagonal = self.resolved
-        inside = tridiagonal.rows() < tridiagonal.filled
-        ratios = jnp.concatenate([jnp.zeros((1,), self.dtype), tridiagonal.ratios])
-        pivots = jnp.where(inside, tridiagonal.pivots, jnp.inf)
-        zeros = jnp.zeros((self.size,), self.dtype)
-        (_, total), _ = jax.lax.scan(recur, (zeros, zeros), (self.vectors, ratios, pivots))
-        return total / tridiagonal.unit
+        return self.resolved.inverse_diagonal_along(rows) / self.resolved.unit
 
     def _stiffness(self, direction: Array) -> Array:
         """`q^T T q`, unscaled."""

@@ -18,6 +18,8 @@ from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import GaussianBelief
 from pnkrylov.krylov import KrylovBasis
 from pnkrylov.operators import SPDOperator, as_operator
+from pnkrylov.preconditioned import inner_view
+from pnkrylov.preconditioners import precondition
 from pnkrylov.probes import Probes
 from pnkrylov.regime import RegimeReport, regime
 from pnkrylov.simulation import (
@@ -93,7 +95,8 @@ def z_statistic(belief: GaussianBelief, x: PyTree) -> ZStatistic:
     Source:
         METHOD.md section 5 (the Z-statistic of Cockayne, Ipsen, Oates and Reid 2021).
     """
-    return _z_statistic(belief.covariance, flat_error(belief, x, "x"))
+    covariance, error = inner_view(belief.covariance, flat_error(belief, x, "x"))
+    return _z_statistic(covariance, error)
 
 
 @eqx.filter_jit
@@ -238,6 +241,7 @@ def s_statistic(
         raise TypeError(f"belief is of type {type(belief).__name__}: it must hold its run.")
     error = flat_error(belief, x, "x")
     operator = as_operator(A, like=belief.structure.tree)
+    operator = precondition(operator, belief.run.preconditioner)
     return _s_statistic(operator, belief, error, key, min(num_probes, belief.structure.size))
 
 
@@ -249,7 +253,8 @@ def _s_statistic(
     key: PRNGKeyArray,
     num_probes: int,
 ) -> SStatistic:
-    covariance, basis, alpha = belief.covariance, belief.run.basis, belief.alpha
+    covariance, error = inner_view(belief.covariance, error)
+    basis, alpha = belief.run.basis, belief.alpha
     probes, valid = _complement_probes(basis, key, num_probes)
     block = jnp.concatenate([error[None, :], probes])
     products = operator.block_mv(block) + alpha * block

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov._structure import VectorStructure
-from pnkrylov.covariance import KrylovCovariance
 from pnkrylov.estimate import normal_interval
+from pnkrylov.preconditioned import Covariance
 from pnkrylov.results import RESULTS
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -63,7 +63,7 @@ class GaussianBelief(eqx.Module):
     """
 
     mean_flat: eqx.AbstractVar[Float[Array, " d"]]
-    covariance: eqx.AbstractVar[KrylovCovariance]
+    covariance: eqx.AbstractVar[Covariance]
     result: eqx.AbstractVar[RESULTS]
 
     @abc.abstractmethod

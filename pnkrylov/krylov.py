@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from pnkrylov.operators import (
     DenseOperator,
-    HostOperator,
     SparseOperator,
     SPDOperator,
     as_operator,
@@ -199,7 +198,7 @@ def continue_run(
         driver = "host"
     elif driver == "auto" and isinstance(operator, DenseOperator | SparseOperator):
         driver = "compiled"
-    elif driver == "auto" and isinstance(operator, HostOperator):
+    elif driver == "auto" and operator.runs_on_host():
         # Nothing is gained by calling NumPy from inside an XLA loop, and JAX has known deadlocks
         # of callbacks on CPU.
         driver = "host"

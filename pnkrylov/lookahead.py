@@ -8,6 +8,8 @@ the pivots of T and `energy_k` is the squared A-norm error of level k. The steps
 `delta`, and bracketed by Gauss-Radau quadrature when a lower spectral bound is known.
 """
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,21 @@ class LookaheadError(eqx.Module):
     norm_upper: Float[Array, "..."]
     energy_norm: Float[Array, "..."]
     energy_norm_seen: Float[Array, "..."]
+
+    def stretched(self, factor: Float[Array, ""] | None) -> "LookaheadError":
+        """The 2-norm errors times `factor`: those of a vector that the error is mapped to.
+
+        The proven bound does not survive, because only the error that was seen is known to stretch
+        by that factor.
+        """
+        if factor is None:
+            return self
+        return dataclasses.replace(
+            self,
+            norm=self.norm * factor,
+            norm_seen=self.norm_seen * factor,
+            norm_upper=jnp.full_like(self.norm_upper, jnp.inf),
+        )
 
     def seen(self) -> Float[Array, "..."]:
         """Share of the squared error that was seen rather than extrapolated."""

@@ -5,6 +5,7 @@ that the same probes serve `A + shift I` for every shift.
 """
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,7 +15,17 @@ from tqdm import tqdm
 
 from pnkrylov.krylov import Interruptible, KrylovBasis
 from pnkrylov.operators import SPDOperator
+from pnkrylov.preconditioners import PreconditionedOperator
 from pnkrylov.tridiagonal import extreme_eigenvalues
+
+# Random probes stop when a further step changes their mean by less than this, relatively.
+PROBE_TOLERANCE = 2e-3
+
+
+def probe_tolerance(num_probes: int, basis: KrylovBasis) -> float:
+    """The stop tolerance; 0 for probes that span the complement, which have no other error."""
+    left = basis.size - basis.num_rows
+    return 0.0 if 0 < left <= num_probes else PROBE_TOLERANCE
 
 
 class Probes(eqx.Module):
@@ -109,6 +120,63 @@ class Probes(eqx.Module):
         return dimension * mean, dimension * error
 
 
+class TraceProbes(eqx.Module):
+    """Probes for the trace of the original `A^-1` of a preconditioned run.
+
+    Their starts are `P_perp P^-1/2 z` with `E z z^T = I`, so that `||start||^2 e_1^T Theta^-1 e_1`
+    has the mean `tr (P^-1/2 T_perp^-1 P^-1/2)`: the trace of the inside, weighted by P^-1.
+
+    Attributes:
+        probes: the runs, with normalised starts.
+        squares: `(N,)`, squared norms of the starts.
+    """
+
+    probes: Probes
+    squares: Float[Array, " N"]
+
+    def mean(self, forms: Float[Array, " N"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The mean of `squares * forms` and its standard error."""
+        weighted = jnp.where(self.probes.valid, self.squares * forms, 0)
+        count = weighted.shape[0]
+        mean = jnp.sum(weighted) / count
+        if count == 1:
+            return mean, jnp.where(self.probes.valid[0], jnp.inf, jnp.zeros_like(mean))
+        return mean, jnp.sqrt(jnp.sum((weighted - mean) ** 2) / (count * (count - 1)))
+
+
+def run_trace_probes(
+    operator: PreconditionedOperator,
+    basis: KrylovBasis,
+    level: Int[Array, ""],
+    key: PRNGKeyArray,
+    num_probes: int,
+    depth: int,
+    **options: Any,
+) -> TraceProbes:
+    """Runs probes whose starts have the shape of `P^-1/2`; arguments as for `run_probes`.
+
+    Source:
+        METHOD.md section 6; the weighting is ours (docs/design.md).
+    """
+    starts, level = _shaped_starts(operator, basis, level, key, num_probes)
+    probes = run_probes(operator, basis, level, key, num_probes, depth, starts=starts, **options)
+    return TraceProbes(probes, jnp.sum(starts**2, axis=1))
+
+
+@eqx.filter_jit
+def _shaped_starts(
+    operator: PreconditionedOperator, basis: KrylovBasis, level: Array, key: Array, num_probes: int
+) -> tuple[Array, Array]:
+    level = jnp.minimum(level, basis.filled)
+    signs = jax.random.rademacher(key, (num_probes, operator.size), operator.dtype)
+    whole = operator.preconditioner.inv_sqrt_mv(signs)
+    starts = _project(basis, _project(basis, whole, level), level)
+    # What is left of a start at rounding level is not a start.
+    norms, eps = jnp.linalg.norm(starts, axis=1), jnp.finfo(starts.dtype).eps
+    left = norms > 100 * eps * jnp.linalg.norm(whole, axis=1)
+    return jnp.where(left[:, None], starts, 0), level
+
+
 def run_probes(
     operator: SPDOperator,
     basis: KrylovBasis,
@@ -119,6 +187,7 @@ def run_probes(
     *,
     tolerance: float = 0.0,
     shift: Float[Array, ""] | None = None,
+    starts: Float[Array, "N d"] | None = None,
     driver: str = "compiled",
     progress: bool = False,
 ) -> Probes:
@@ -134,6 +203,8 @@ def run_probes(
         tolerance: stop before `depth` when a step changes the mean of `e_1^T Theta_i^-1 e_1` by
             less than this, relatively; 0 never stops early.
         shift: the shift at which that change is measured; the tridiagonals stay unshifted.
+        starts: `(N, d)`, start vectors in the complement of `level` to use instead of random ones;
+            a zero vector makes a probe that is not valid.
         driver: `"compiled"` or `"host"`, as for the main run.
         progress: show a progress bar (host driver only).
 
@@ -144,7 +215,11 @@ def run_probes(
         pslq.md, section 5 (P-SLQ); sphere weights and orthogonal starts: METHOD.md section 4.
     """
     shift = jnp.zeros((), operator.dtype) if shift is None else shift
-    state = _start(operator, basis, level, key, num_probes, depth, shift)
+    if starts is None:
+        starts, level, dimension = _draw(basis, level, key, num_probes)
+    else:
+        dimension = operator.size - level
+    state = _start(starts, level, dimension, depth, shift)
     if driver != "host":
         return _advance(operator, basis, state, tolerance)
     with (
@@ -185,16 +260,11 @@ def _project(basis: KrylovBasis, block: Array, limit: Array) -> Array:
 
 
 @eqx.filter_jit
-def _start(
-    operator: SPDOperator,
-    basis: KrylovBasis,
-    level: Array,
-    key: PRNGKeyArray,
-    num_probes: int,
-    depth: int,
-    shift: Array,
-) -> _ProbeState:
-    dtype, size = operator.dtype, operator.size
+def _draw(
+    basis: KrylovBasis, level: Array, key: PRNGKeyArray, num_probes: int
+) -> tuple[Array, Array, Array]:
+    """Orthonormal starts (zero where the space is too small), their level and dimension."""
+    dtype, size = basis.dtype, basis.size
     level = jnp.minimum(level, basis.filled)
     # Starts avoid q_{m+1} as well: the boundary probe gives its share of every trace exactly.
     boundary = _boundary_vector(basis, level)
@@ -217,14 +287,20 @@ def _start(
     valid = jnp.zeros((num_probes,), bool).at[:count].set(found[:count])
     valid = valid & (jnp.arange(num_probes, dtype=jnp.int32) < dimension)
     rows = jnp.zeros((num_probes, size), dtype).at[:count].set(columns.T[:count])
-    current = jnp.where(valid[:, None], rows, 0)
+    return jnp.where(valid[:, None], rows, 0), level, dimension
+
+
+@eqx.filter_jit
+def _start(starts: Array, level: Array, dimension: Array, depth: int, shift: Array) -> _ProbeState:
+    num_probes, dtype = starts.shape[0], starts.dtype
+    norms = jnp.linalg.norm(starts, axis=1)
+    valid = norms > 0
     zeros = jnp.zeros((num_probes, depth), dtype)
     steps = jnp.zeros((), jnp.int32)
-    probes = Probes(zeros, zeros, valid, level, dimension, steps)
     return _ProbeState(
-        probes=probes,
-        current=current,
-        previous=jnp.zeros_like(current),
+        probes=Probes(zeros, zeros, valid, level, dimension, steps),
+        current=starts / jnp.where(valid, norms, 1)[:, None],
+        previous=jnp.zeros_like(starts),
         steps=steps,
         shift=shift,
         form=jnp.zeros((), dtype),

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pnkrylov.probes import Probes
+from pnkrylov.probes import Probes, TraceProbes
 from pnkrylov.tridiagonal import Tridiagonal, extreme_eigenvalues
+
+_HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Boundary(eqx.Module):
@@ -108,10 +110,19 @@ class Complement(eqx.Module):
         boundary: Boundary,
         probes: Probes,
         shift: Float[Array, ""],
+        rank: Int[Array, ""],
     ) -> "Complement":
-        """P-SLQ: random probes for the trace of T_perp^-1, the boundary for the correction."""
+        """P-SLQ: random probes for the trace of T_perp^-1, the boundary for the correction.
+
+        `rank` is d - m.
+        """
         forms = probes.inverse_forms(shift, tridiagonal.unit)
         trace, error = probes.mean(forms)
+        # Without a look-ahead nothing is known of q_{m+1}, which the probes avoid: it counts as
+        # one more direction like theirs.
+        directions = jnp.maximum(probes.dimension, 1).astype(trace.dtype)
+        share = jnp.where(boundary.exists, 1, rank.astype(trace.dtype) / directions)
+        trace, error = share * trace, share * error
         # The Schur complement S has the smallest values, T_perp the largest: use both.
         ends = boundary.ritz_range(tridiagonal, probes.level)
         sampled = probes.ritz_range(shift, tridiagonal.unit)
@@ -122,6 +133,69 @@ class Complement(eqx.Module):
             standard_error=error,
             ritz_range=jnp.stack([smallest, largest]),
         )
+
+
+def original_trace(
+    tridiagonal: Tridiagonal,
+    boundary: Boundary,
+    level: Int[Array, ""],
+    rows: Float[Array, "n d"],
+    inverse_trace: Float[Array, ""],
+    probes: Probes,
+    trace_probes: TraceProbes,
+    shift: Float[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`tr (P^-1/2 A~^-1 P^-1/2)` and its standard error, in units of 1/unit, for a run on A~.
+
+    The trace of the inside, weighted by P^-1: what is exact (`original_exact_part`), and the trace
+    over T_perp by probes of that shape. The mean form of the isotropic probes, drawn
+    independently, is a control variate.
+
+    Args:
+        tridiagonal: the run.
+        boundary: its coupling at `level`.
+        level: m.
+        rows: `P^-1/2 q` for every basis vector q.
+        inverse_trace: `tr P^-1`.
+        probes: the isotropic probes.
+        trace_probes: those with the shape of `P^-1/2`.
+        shift: alpha.
+
+    Source:
+        METHOD.md sections 2 and 6; derived in docs/design.md.
+    """
+    exact, known = original_exact_part(tridiagonal, boundary, level, rows, inverse_trace)
+    forms = probes.inverse_forms(shift, tridiagonal.unit)
+    dimension = jnp.maximum(probes.dimension, 1).astype(forms.dtype)
+    centre = probes.mean(forms)[0] / dimension
+    shaped = trace_probes.probes.inverse_forms(shift, tridiagonal.unit)
+    mean, error = trace_probes.mean(shaped - centre)
+    return exact + centre * known + mean, error
+
+
+def original_exact_part(
+    tridiagonal: Tridiagonal,
+    boundary: Boundary,
+    level: Int[Array, ""],
+    rows: Float[Array, "n d"],
+    inverse_trace: Float[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`tr (P^-1/2 A~^-1 P^-1/2)` less the trace over T_perp, in units of 1/unit; exact.
+
+    The resolved block, the coupling (whose cross term no longer vanishes) and the correction from
+    T_perp to the Schur complement. Arguments as for `original_trace`.
+
+    Returns:
+        That part, and `tr (P^-1/2 P_perp P^-1/2)`.
+    """
+    resolved = jnp.sum(tridiagonal.head(level).inverse_diagonal_along(rows))
+    parallel = jnp.matmul(boundary.parallel, rows, precision=_HIGHEST)
+    perpendicular = jnp.matmul(boundary.perpendicular, rows, precision=_HIGHEST)
+    correction = boundary.gamma / (1 + boundary.gamma * boundary.p1)
+    exact = resolved + boundary.p1 * jnp.sum(parallel**2) - 2 * jnp.sum(parallel * perpendicular)
+    exact = exact + correction * jnp.sum(perpendicular**2)
+    inside = tridiagonal.rows() < level
+    return exact, inverse_trace - jnp.sum(jnp.where(inside[:, None], rows**2, 0))
 
 
 def log_trace(

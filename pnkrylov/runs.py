@@ -22,7 +22,8 @@ from pnkrylov.errors import (
 from pnkrylov.krylov import Interruptible, KrylovBasis, is_concrete, pad, step
 from pnkrylov.lookahead import lookahead_error
 from pnkrylov.operators import SPDOperator, check_symmetric, symmetry_tolerance
-from pnkrylov.probes import Probes
+from pnkrylov.preconditioners import PreconditionedOperator, Preconditioner
+from pnkrylov.probes import PROBE_TOLERANCE, Probes, TraceProbes, run_trace_probes
 from pnkrylov.results import RESULTS
 from pnkrylov.tridiagonal import Tridiagonal
 
@@ -40,6 +41,8 @@ class Run(eqx.Module):
         asymmetry: what the symmetry probe measured, or NaN.
         num_matvecs: all products that were spent.
         structure: the user's vectors.
+        preconditioner: P if the run was on `P^-1/2 A P^-1/2`, or None.
+        trace_probes: with a preconditioner, probes for the trace of the original A^-1, or None.
     """
 
     basis: KrylovBasis
@@ -48,6 +51,12 @@ class Run(eqx.Module):
     asymmetry: Float[Array, ""]
     num_matvecs: Int[Array, ""]
     structure: VectorStructure = eqx.field(static=True)
+    preconditioner: Preconditioner | None = None
+    trace_probes: TraceProbes | None = None
+
+    def map(self, vectors: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`P^-1/2 v` for a vector or for rows: a right-hand side inwards, a solution outwards."""
+        return vectors if self.preconditioner is None else self.preconditioner.inv_sqrt_mv(vectors)
 
     def tridiagonal(self, shift: Float[Array, ""]) -> Tridiagonal:
         """The factored T, shifted."""
@@ -149,6 +158,34 @@ def probe_symmetry(
 @eqx.filter_jit
 def _asymmetry(operator: SPDOperator, key: PRNGKeyArray) -> Float[Array, ""]:
     return check_symmetric(operator, key)[0]
+
+
+def with_trace_probes(
+    operator: SPDOperator,
+    run: Run,
+    key: PRNGKeyArray,
+    shift: Float[Array, ""],
+    progress: bool,
+) -> Run:
+    """Adds what the trace of the original operator needs; nothing without a preconditioner."""
+    if not isinstance(operator, PreconditionedOperator):
+        return run
+    assert run.probes is not None
+    count = run.probes.num_probes
+    trace_probes = run_trace_probes(
+        operator,
+        run.basis,
+        run.level,
+        key,
+        count,
+        run.probes.depth,
+        tolerance=PROBE_TOLERANCE,
+        shift=shift,
+        driver=run.basis.driver,
+        progress=progress,
+    )
+    spent = run.num_matvecs + count * trace_probes.probes.steps
+    return dataclasses.replace(run, trace_probes=trace_probes, num_matvecs=spent)
 
 
 def look_ahead(

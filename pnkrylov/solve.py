@@ -1,5 +1,6 @@
 """The two front doors: `solve` for a belief about `A^-1 v`, `inverse` for one about `A^-1`."""
 
+import dataclasses
 from typing import Any, Literal
 
 import equinox as eqx
@@ -19,12 +20,17 @@ from pnkrylov.krylov import (
 )
 from pnkrylov.lookahead import lookahead_error
 from pnkrylov.operators import as_operator, check_vector
-from pnkrylov.probes import run_probes
-from pnkrylov.runs import Run, finish, look_ahead, probe_symmetry, scalar
+from pnkrylov.preconditioners import Preconditioner, precondition
+from pnkrylov.probes import probe_tolerance, run_probes
+from pnkrylov.runs import (
+    Run,
+    finish,
+    look_ahead,
+    probe_symmetry,
+    scalar,
+    with_trace_probes,
+)
 from pnkrylov.tridiagonal import Tridiagonal
-
-# Random probes stop when a further step changes their mean by less than this, relatively.
-_PROBE_TOLERANCE = 2e-3
 
 
 def solve(
@@ -41,6 +47,7 @@ def solve(
     lower_bound: float | Float[Array, ""] | None = None,
     shift: float | Float[Array, ""] = 0.0,
     start: PyTree | None = None,
+    preconditioner: Preconditioner | None = None,
     check_symmetric: bool = True,
     driver: Driver = "auto",
     progress: bool = False,
@@ -70,6 +77,9 @@ def solve(
         shift: alpha >= 0 or at least such that `A + alpha I` is positive definite; costs nothing.
         start: start vector of the run, v by default. Another one needs `scale` other than
             `"lookahead"`.
+        preconditioner: P, close to A: the run is on `P^-1/2 A P^-1/2` and everything is mapped
+            back exactly; the bulk has the shape of P^-1. Not together with `shift` (build A and P
+            with it) or `lower_bound`.
         check_symmetric: spend two products on checking that A is symmetric.
         driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
         progress: show progress bars (host driver). With the host driver, Ctrl-C returns the belief
@@ -93,6 +103,7 @@ def solve(
     size, dtype = operator.size, operator.dtype
     from_rhs = start is None
     fixed_scale = _fixed_scale(scale, from_rhs, dtype)
+    _check_compatible(preconditioner, shift=shift, lower_bound=lower_bound)
     shift = scalar(shift, "shift", dtype)
     bound = None if lower_bound is None else scalar(lower_bound, "lower_bound", dtype)
     if num_probes is None:
@@ -108,9 +119,12 @@ def solve(
     symmetry_key, probe_key = jax.random.split(key)
 
     asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
+    operator = precondition(operator, preconditioner)
+    checked = checked + (0 if preconditioner is None else preconditioner.num_products)
     overhead = checked + num_probes * probe_depth
     steps = _steps(num_steps, budget, overhead, default=50, size=size)
     origin = rhs if from_rhs else check_vector(operator, start, "start")
+    origin = origin if preconditioner is None else preconditioner.inv_sqrt_mv(origin)
     basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
     level, spent = jnp.asarray(basis.num_rows, jnp.int32), basis.num_rows
     if budget is None and basis.num_rows == steps:
@@ -129,7 +143,7 @@ def solve(
             probe_key,
             num_probes,
             probe_depth,
-            tolerance=_PROBE_TOLERANCE,
+            tolerance=probe_tolerance(num_probes, basis),
             shift=shift,
             driver=basis.driver,
             progress=progress,
@@ -142,6 +156,7 @@ def solve(
         asymmetry=asymmetry,
         num_matvecs=jnp.asarray(spent + checked, jnp.int32),
         structure=operator.structure,
+        preconditioner=preconditioner,
     )
     belief = solve_belief(run, rhs, shift, fixed_scale, bound, from_rhs)
     return finish(belief, throw=throw)
@@ -161,6 +176,7 @@ def inverse(
     layout: Literal["resolve-all", "paper"] = "resolve-all",
     shift: float | Float[Array, ""] = 0.0,
     start: PyTree | None = None,
+    preconditioner: Preconditioner | None = None,
     check_symmetric: bool = True,
     driver: Driver = "auto",
     progress: bool = False,
@@ -186,6 +202,9 @@ def inverse(
             `"paper"` resolves m and keeps the exact coupling at level m.
         shift: alpha such that `A + alpha I` is positive definite; costs nothing.
         start: start vector, random normal by default.
+        preconditioner: P, close to A: the run is on `P^-1/2 A P^-1/2` and everything is mapped
+            back exactly; the bulk has the shape of P^-1. N more probes measure the trace of the
+            original operator. Not together with `shift` (build A and P with it).
         check_symmetric: spend two products on checking that A is symmetric.
         driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
         progress: show progress bars (host driver). With the host driver, Ctrl-C ends the phase in
@@ -209,6 +228,7 @@ def inverse(
     if layout not in ("resolve-all", "paper"):
         raise ValueError(f"layout={layout!r} is unknown: use 'resolve-all' or 'paper'.")
     _check_positive(lookahead=lookahead, num_probes=num_probes, probe_depth=probe_depth)
+    _check_compatible(preconditioner, shift=shift)
     shift = scalar(shift, "shift", dtype)
     drawn, symmetry_key, probe_key = _draw_start(key, size, np.dtype(dtype))
     origin = drawn if start is None else check_vector(operator, start, "start")
@@ -216,49 +236,53 @@ def inverse(
     num_probes = min(num_probes, size)
 
     asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
+    operator = precondition(operator, preconditioner)
+    checked = checked + (0 if preconditioner is None else preconditioner.num_products)
 
-    def draw_probes(basis, level):
-        return run_probes(
+    def measured(basis: KrylovBasis, level: Int[Array, ""]) -> Run:
+        probes = run_probes(
             operator,
             basis,
             level,
             probe_key,
             num_probes,
             probe_depth,
-            tolerance=_PROBE_TOLERANCE,
+            tolerance=probe_tolerance(num_probes, basis),
             shift=shift,
             driver=basis.driver,
             progress=progress,
         )
+        run = Run(
+            basis=basis,
+            level=level,
+            probes=probes,
+            asymmetry=asymmetry,
+            num_matvecs=basis.num_rows + checked + num_probes * probes.steps,
+            structure=operator.structure,
+            preconditioner=preconditioner,
+        )
+        return with_trace_probes(operator, run, jax.random.fold_in(probe_key, 1), shift, progress)
 
     if budget is None:
         steps = _steps(num_steps, None, 0, default=100, size=size)
         total = min(steps + lookahead, size)
         basis = continue_run(begin_run(origin), operator, total, driver=driver, progress=progress)
-        level = jnp.asarray(min(steps, basis.num_rows), jnp.int32)
-        probes = draw_probes(basis, level)
+        run = measured(basis, jnp.asarray(min(steps, basis.num_rows), jnp.int32))
     else:
         total = _steps(num_steps, budget, checked, default=100, size=None)
         if not is_concrete((operator, key)):
             raise ValueError("budget= chooses shapes from what it sees: not under jit/vmap/grad.")
-        steps, num_probes, probe_depth = _split(total, num_probes, probe_depth, size)
+        kinds = 1 if preconditioner is None else 2
+        steps, num_probes, probe_depth = _split(total, num_probes, probe_depth, size, kinds)
         basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
-        level = jnp.asarray(basis.num_rows, jnp.int32)
-        probes = draw_probes(basis, level)
+        run = measured(basis, jnp.asarray(basis.num_rows, jnp.int32))
         # What the probes did not need goes to the run.
-        left = total - basis.num_rows - num_probes * int(probes.steps)
-        left = min(left, size - basis.num_rows)
+        left = min(budget - int(run.num_matvecs), size - basis.num_rows)
         if left > 0:
             again: Driver = "host" if basis.driver == "host" else "compiled"
-            basis = continue_run(basis, operator, left, driver=again, progress=progress)
-    run = Run(
-        basis=basis,
-        level=level,
-        probes=probes,
-        asymmetry=asymmetry,
-        num_matvecs=basis.num_rows + checked + num_probes * probes.steps,
-        structure=operator.structure,
-    )
+            longer = continue_run(basis, operator, left, driver=again, progress=progress)
+            spent = run.num_matvecs + longer.num_rows - basis.num_rows
+            run = dataclasses.replace(run, basis=longer, num_matvecs=spent)
     return finish(inverse_belief(run, centre, shift, layout), throw=throw)
 
 
@@ -292,6 +316,19 @@ def _fixed_scale(scale: Any, from_rhs: bool, dtype: Any) -> Float[Array, ""]:
     if is_concrete(fixed) and not float(fixed) >= 0:
         raise ValueError(f"scale={float(fixed)} must not be negative or NaN.")
     return fixed
+
+
+def _check_compatible(preconditioner: Preconditioner | None, **others: Any) -> None:
+    """Nothing that names the spectrum of A goes with a preconditioner, which changes it."""
+    if preconditioner is None:
+        return
+    for name, value in others.items():
+        if value is not None and not (is_concrete(value) and value == 0):
+            raise ValueError(
+                f"{name}={value} and preconditioner= do not go together: the run is on "
+                "P^-1/2 A P^-1/2, whose spectrum is another. Pass the shifted operator as A, and "
+                "a preconditioner built for it."
+            )
 
 
 def _check_counts(**counts: int) -> None:
@@ -332,15 +369,18 @@ def _steps(
     return num_steps
 
 
-def _split(total: int, num_probes: int, probe_depth: int, size: int) -> tuple[int, int, int]:
+def _split(
+    total: int, num_probes: int, probe_depth: int, size: int, kinds: int
+) -> tuple[int, int, int]:
     """Main steps, probes and their depth: at most a quarter for probes, a fifth of the rest ahead.
 
-    A scalar (the bulk) is not worth more; what converged probes leave over goes to the run.
+    A scalar (the bulk) is not worth more; what converged probes leave over goes to the run. With
+    two kinds of probes the quarter is for both.
     """
-    quarter = max(total // 4, 2)
+    quarter = max(total // (4 * kinds), 2)
     num_probes = min(num_probes, max(2, quarter // 4))
     probe_depth = min(probe_depth, max(1, quarter // num_probes))
-    rest = max(total - num_probes * probe_depth, 2)
+    rest = max(total - kinds * num_probes * probe_depth, 2)
     steps = rest - max(1, rest // 5)
     return min(steps, size), num_probes, probe_depth
 

@@ -63,6 +63,8 @@ def load(path: str | os.PathLike, *, like: PyTree | None = None) -> SolveBelief 
         TypeError: the file is float64 while x64 is off, or a leaf of `like` has another dtype.
     """
     archive = read(path, like=like)
+    if archive.class_name == "LaplacePosterior":
+        raise ValueError(f"{path} holds a Laplace posterior: read it with pnkrylov.laplace.load.")
     if archive.class_name not in _REQUIRED:
         raise damaged(path, f"its class is {archive.class_name!r}")
     arrays, static = _REQUIRED[archive.class_name]

@@ -16,6 +16,7 @@ from pnkrylov.errors import NotPositiveDefiniteError
 from pnkrylov.estimate import Bracket, Estimate
 from pnkrylov.krylov import Driver, is_concrete
 from pnkrylov.operators import SPDOperator, as_operator
+from pnkrylov.preconditioners import Preconditioner
 from pnkrylov.traces import peers
 from pnkrylov.traces.adaptive import AdaptiveTrace, Bracketed
 from pnkrylov.traces.probes import ProbeKind
@@ -40,6 +41,7 @@ def trace_inverse(
     probes: ProbeKind = "sphere",
     depth: int | None = None,
     lower_bound: float | None = None,
+    preconditioner: Preconditioner | None = None,
     like: PyTree | None = None,
     driver: Driver = "auto",
     progress: bool = False,
@@ -61,6 +63,9 @@ def trace_inverse(
             chooses its own.
         lower_bound: a number in (0, lambda_min], for example a noise variance: makes the upper
             end of the quadrature bracket a proved one (Gauss-Radau) instead of an estimated one.
+        preconditioner: P, close to A: everything runs on `P^-1/2 A P^-1/2`, and the trace is still
+            that of `A^-1` (P-SLQ only; not together with `lower_bound`; `probes` is not used).
+            The products of its set-up count.
         like: example right-hand side, for a callable A.
         driver: `"auto"`, `"compiled"` or `"host"`, for the main run (see `lanczos`).
         progress: show progress bars.
@@ -76,9 +81,20 @@ def trace_inverse(
     Source:
         pslq.md, section 5; METHOD.md sections 2 and 4; docs/trace.md for what is added.
     """
-    operator, key = _checked(A, like, key, method, rtol, depth, lower_bound)
+    operator, key = _checked(A, like, key, method, rtol, depth, lower_bound, preconditioner)
     return _estimate(
-        operator, INVERSE, key, budget, rtol, method, probes, depth, lower_bound, driver, progress
+        operator,
+        INVERSE,
+        key,
+        budget,
+        rtol,
+        method,
+        probes,
+        depth,
+        lower_bound,
+        driver,
+        progress,
+        preconditioner,
     )
 
 
@@ -92,6 +108,7 @@ def logdet(
     probes: ProbeKind = "sphere",
     depth: int | None = None,
     lower_bound: float | None = None,
+    preconditioner: Preconditioner | None = None,
     like: PyTree | None = None,
     driver: Driver = "auto",
     progress: bool = False,
@@ -103,9 +120,20 @@ def logdet(
     Source:
         METHOD.md section 2: `log det T + tr log T_perp + log(1 - gamma (T_perp^-1)_11)`.
     """
-    operator, key = _checked(A, like, key, method, rtol, depth, lower_bound)
+    operator, key = _checked(A, like, key, method, rtol, depth, lower_bound, preconditioner)
     return _estimate(
-        operator, LOG, key, budget, rtol, method, probes, depth, lower_bound, driver, progress
+        operator,
+        LOG,
+        key,
+        budget,
+        rtol,
+        method,
+        probes,
+        depth,
+        lower_bound,
+        driver,
+        progress,
+        preconditioner,
     )
 
 
@@ -166,6 +194,7 @@ def _checked(
     rtol: float | None,
     depth: int | None,
     lower_bound: float | None,
+    preconditioner: Preconditioner | None = None,
 ) -> tuple[SPDOperator, PRNGKeyArray]:
     if key is None:
         raise TypeError("key is missing: pass a random key, for example key=jax.random.key(0).")
@@ -181,8 +210,13 @@ def _checked(
         raise ValueError(
             f"lower_bound={lower_bound} must be positive and at most the smallest eigenvalue of A."
         )
+    if preconditioner is not None and (method != "pslq" or lower_bound is not None):
+        raise ValueError(
+            "preconditioner= needs method='pslq' and no lower_bound: it changes the spectrum that "
+            "a bound is about, and the peers do not know it."
+        )
     operator = as_operator(A, like=like)
-    if not is_concrete((operator, key)):
+    if not is_concrete((operator, key, preconditioner)):
         raise ValueError(
             "Trace estimators choose shapes from what they see, so they cannot be traced: call "
             "them outside jit/vmap/grad, or use pnkrylov.inverse(...).trace() there."
@@ -190,15 +224,16 @@ def _checked(
     return operator, key
 
 
-def _checked_budget(budget: int | None, size: int) -> int:
+def _checked_budget(budget: int | None, size: int, spent: int = 0) -> int:
     if budget is None:
         return _DEFAULT_BUDGET
     if isinstance(budget, bool) or not isinstance(budget, int | np.integer):
         raise TypeError(f"budget={budget!r} must be an int, not {type(budget).__name__}.")
-    smallest = min(_SMALLEST_BUDGET, size)
+    smallest = spent + min(_SMALLEST_BUDGET, size)
     if budget < smallest:
+        paid = f", after {spent} products for the preconditioner" if spent else ""
         raise ValueError(
-            f"budget={budget} is too small for a run and one probe: pass at least {smallest}."
+            f"budget={budget} is too small for a run and one probe{paid}: pass at least {smallest}."
         )
     return int(budget)
 
@@ -215,6 +250,7 @@ def _estimate(
     lower_bound: float | None,
     driver: Driver,
     progress: bool,
+    preconditioner: Preconditioner | None = None,
 ) -> Estimate:
     if probes not in ("sphere", "gaussian", "rademacher"):
         raise ValueError(f"probes={probes!r} is unknown: use 'sphere', 'gaussian' or 'rademacher'.")
@@ -234,8 +270,11 @@ def _estimate(
         lower_bound=lower_bound,
         driver=driver,
         progress=progress,
+        preconditioner=preconditioner,
     )
-    limit = None if budget is None and rtol is not None else _checked_budget(budget, size)
+    limit = None
+    if budget is not None or rtol is None:
+        limit = _checked_budget(budget, size, trace.num_matvecs)
     if rtol is None:
         assert limit is not None
         trace.spend(limit)
@@ -249,7 +288,7 @@ def _estimate(
 
 def _spend_until(trace: AdaptiveTrace, rtol: float, limit: int | None) -> Bracketed:
     """Grows the estimate until its total error is below `rtol |value|`, or the limit is spent."""
-    target, before = _FIRST_BUDGET, 0
+    target, before = trace.num_matvecs + _FIRST_BUDGET, 0
     while True:
         trace.spend(target if limit is None else min(target, limit))
         result = trace.estimate()

@@ -138,6 +138,26 @@ class Tridiagonal(eqx.Module):
         _, diagonal = jax.lax.scan(back, start, rows, reverse=True)
         return jnp.where(self.rows() < self.filled, diagonal, 0)
 
+    def inverse_diagonal_along(self, rows: Float[Array, "n d"]) -> Float[Array, " d"]:
+        """The diagonal of `R^T T^-1 R` for the `(n, d)` matrix R of `rows`, in O(n d).
+
+        R beyond the filled rows does not count; a sum of squares, never negative.
+        """
+
+        # Rows of D^-1/2 L^-1 R are scaled CG search directions: one recurrence, one row at a time.
+        def recur(carry, row):
+            direction, total = carry
+            vector, ratio, pivot = row
+            direction = vector - ratio * direction
+            return (direction, total + direction**2 / pivot), None
+
+        pivots = jnp.where(self.rows() < self.filled, self.pivots, jnp.inf)
+        zeros = jnp.zeros((rows.shape[1],), rows.dtype)
+        (_, total), _ = jax.lax.scan(
+            recur, (zeros, zeros), (rows, jnp.roll(_with_zero(self.ratios), 1), pivots)
+        )
+        return total
+
     def logdet(self) -> Float[Array, ""]:
         """log det of the unscaled T, over the filled rows."""
         count = self.filled.astype(self.unit.dtype)

@@ -7,8 +7,8 @@ import pytest
 
 from oracles import with_spectrum
 from pnkrylov.ciq import CIQSampler, SpectralBounds, ToleranceNotMetError
+from pnkrylov.preconditioners import Diagonal
 from pnkrylov.sample_diagnostics import check_samples
-from test_ciq_square_root import Diagonal
 
 KEY = jax.random.key(11)
 
@@ -70,6 +70,7 @@ def test_preconditioned_samples_have_the_same_covariance(dtype):
     assert abs(covariance_test(samples, 0, np.linalg.inv(matrix))) < 5
 
 
+@pytest.mark.slow
 def test_chi_square_check_passes_and_fails_on_an_unconverged_run(dtype):
     matrix = problem(dtype, size=40, condition=1e3)
     # Perfect samples have a distance above 0.031 with probability 2 exp(-2 n 0.031^2) = 1.3e-4,

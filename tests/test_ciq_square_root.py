@@ -16,6 +16,7 @@ from pnkrylov.ciq import (
     sqrt_matvec,
 )
 from pnkrylov.errors import NotFiniteError, NotPositiveDefiniteError
+from pnkrylov.preconditioners import Diagonal
 
 KEY = jax.random.key(7)
 
@@ -46,7 +47,7 @@ def meets_or_says_so(solution, exact, rtol):
 
 
 @pytest.mark.parametrize("method", ["lanczos", "ciq"])
-@pytest.mark.parametrize("condition", [1e1, 1e6])
+@pytest.mark.parametrize("condition", [pytest.param(1e1, marks=pytest.mark.slow), 1e6])
 def test_meets_the_tolerance(method, condition, dtype):
     matrix, rows = problem(dtype, condition)
     exact = power_times(matrix, rows, -0.5)
@@ -210,7 +211,7 @@ def test_auto_changes_to_ciq_when_the_basis_does_not_fit(dtype):
         inv_sqrt_matvec(matrix, rows, key=KEY, method="lanczos", max_basis_bytes=small)
 
 
-@pytest.mark.parametrize("method", ["auto", "ciq"])
+@pytest.mark.parametrize("method", ["auto", pytest.param("ciq", marks=pytest.mark.slow)])
 def test_under_jit_and_vmap(method, dtype):
     matrix, rows = problem(dtype, size=20)
     exact = power_times(matrix, rows, -0.5)
@@ -223,24 +224,7 @@ def test_under_jit_and_vmap(method, dtype):
     assert np.all(relative_errors(mapped, exact) <= 1e-4)
 
 
-class Diagonal:
-    """P = diag(entries), L its square root: not a multiple of the identity."""
-
-    def __init__(self, entries):
-        self.entries = entries
-
-    def inv_sqrt_mv(self, vector):
-        return vector / jnp.sqrt(self.entries)
-
-    inv_sqrt_transpose_mv = inv_sqrt_mv
-
-
-jax.tree_util.register_pytree_node(
-    Diagonal, lambda d: ((d.entries,), None), lambda _, leaves: Diagonal(*leaves)
-)
-
-
-@pytest.mark.parametrize("method", ["lanczos", "ciq"])
+@pytest.mark.parametrize("method", ["lanczos", pytest.param("ciq", marks=pytest.mark.slow)])
 def test_preconditioned_product_is_a_rotation(method, dtype):
     size = 20
     scales = np.geomspace(1, 300, size)

@@ -41,7 +41,7 @@ def measure(run, shift):
     T = run.tridiagonal(shift)
     level = jnp.minimum(run.level, run.basis.filled)
     boundary = Boundary.of(T, level)
-    complement = Complement.of(T, boundary, run.probes, shift)
+    complement = Complement.of(T, boundary, run.probes, shift, run.basis.size - level)
     unit = T.unit
     # tr T_perp^-1 by the probes and the boundary vector, without the correction.
     trace = run.probes.mean(run.probes.inverse_forms(shift, unit))[0] + boundary.inverse_form()
@@ -194,7 +194,7 @@ def test_estimates_are_unbiased_and_know_their_error():
     @jax.jit
     def estimate(key, num_steps=40):
         probes = run_probes(operator, basis, level, key, 4, num_steps)
-        complement = Complement.of(T, boundary, probes, jnp.zeros(()))
+        complement = Complement.of(T, boundary, probes, jnp.zeros(()), 20 - level)
         log = calibrate_logdet(make_run(basis, 3, probes), jnp.zeros(()))
         trace = complement.trace / T.unit, complement.standard_error / T.unit
         return jnp.stack([jnp.stack(trace), jnp.stack(log)])
@@ -352,7 +352,7 @@ def _whole_trace(matrix, start, level, key):
     T = Tridiagonal.of(basis, zero)
     level = jnp.minimum(level, basis.filled)
     boundary = Boundary.of(T, level)
-    complement = Complement.of(T, boundary, probes, zero)
+    complement = Complement.of(T, boundary, probes, zero, basis.size - level)
     trace = jnp.sum(T.head(level).inverse_diagonal()) + boundary.p1 * boundary.parallel_square()
     logdet, _ = calibrate_logdet(make_run(basis, level, probes), zero)
     return (trace + complement.trace) / T.unit, complement.standard_error, logdet

@@ -5,7 +5,6 @@ elliptic functions -> quadrature -> msMINRES (or Lanczos-FA) -> square-root prod
 
 from pnkrylov.ciq.elliptic import ellipj, ellipjm1, ellipk, ellipkm1
 from pnkrylov.ciq.msminres import ShiftedSolution, msminres
-from pnkrylov.ciq.preconditioning import SplitPreconditioner
 from pnkrylov.ciq.quadrature import Quadrature, quadrature
 from pnkrylov.ciq.results import CIQ_RESULTS, SquareRootSolution, ToleranceNotMetError
 from pnkrylov.ciq.sampler import CIQSampler
@@ -18,7 +17,6 @@ __all__ = [
     "Quadrature",
     "ShiftedSolution",
     "SpectralBounds",
-    "SplitPreconditioner",
     "SquareRootSolution",
     "ToleranceNotMetError",
     "ellipj",

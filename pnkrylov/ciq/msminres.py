@@ -9,9 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pnkrylov.ciq import recurrence
 from pnkrylov.ciq.combined import Progress
-from pnkrylov.ciq.preconditioning import precondition
 from pnkrylov.ciq.quadrature import Quadrature
 from pnkrylov.operators import SPDOperator, as_operator
+from pnkrylov.preconditioners import Preconditioner, precondition
 
 
 class ShiftedSolution(eqx.Module):
@@ -66,7 +66,7 @@ def msminres(
     upper: Float[Array, ""] | float = jnp.inf,
     rtol: Float[Array, ""] | float = 1e-4,
     max_steps: int | None = None,
-    preconditioner: Any = None,
+    preconditioner: Preconditioner | None = None,
     forward: bool = False,
 ) -> ShiftedSolution:
     """Solves `(K + t_q I) c_q = b` for every shift and every right-hand side by MINRES.
@@ -86,8 +86,8 @@ def msminres(
         upper: Upper bound of the spectrum, only to check that the Ritz values keep to it.
         rtol: Tolerance.
         max_steps: Largest number of iterations; default `10 d + 100`.
-        preconditioner: See `pnkrylov.ciq.preconditioning`: the systems are then
-            `(L^-1 K L^-T + t_q I) c_q = b`.
+        preconditioner: A `pnkrylov.preconditioners.Preconditioner` P; with `L = P^{1/2}` the
+            systems are then `(L^-1 K L^-1 + t_q I) c_q = b`.
         forward: With weights, bound the error of `K sum_q w_q c_q` relative to `K^{1/2} b`
             instead; the product itself is left to the caller.
 

@@ -53,7 +53,7 @@ class SquareRootSolution(eqx.Module):
         value: The product, structured like the right-hand sides.
         error_bound: `(k,)`, upper bound of the error in the 2-norm, relative to the exact product,
             quadrature included and rounding apart; infinite where nothing is known. (With a
-            preconditioner: of `A~^{-1/2} b` with `A~ = L^-1 A L^-T`.)
+            preconditioner: of `A~^{-1/2} b` with `A~ = L^-1 A L^-1`.)
         rounding: Relative error that rounding may add at this condition number (`attainable`).
         converged: `(k,)`, whether the tolerance is met for each right-hand side.
         iterations: `(k,)`, products after which each right-hand side met it; 0 if it did not.

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov.ciq.drivers import Method, Options
-from pnkrylov.ciq.preconditioning import precondition
 from pnkrylov.ciq.results import raise_unless_successful
 from pnkrylov.ciq.spectrum import SpectralBounds, spectral_bounds
 from pnkrylov.ciq.square_root import square_root_rows
 from pnkrylov.krylov import is_concrete
 from pnkrylov.operators import SPDOperator, as_operator, check_vector
+from pnkrylov.preconditioners import Preconditioner, precondition
 
 # Samples are drawn in batches whose Krylov bases, at 256 steps, take about this much memory.
 _BATCH_BYTES = 2**27
@@ -29,14 +29,14 @@ class CIQSampler(eqx.Module):
     Attributes:
         operator: The matrix A.
         mean: Mean of the Gaussian, flat; zero by default.
-        preconditioner: Split preconditioner of A, or None.
+        preconditioner: Preconditioner of A, or None.
         bounds: Spectral bounds, or None where the samples bound the spectrum themselves.
         role: Whether A is the precision or the covariance.
     """
 
     operator: SPDOperator
     mean: Float[Array, " d"]
-    preconditioner: Any
+    preconditioner: Preconditioner | None
     bounds: SpectralBounds | None
     rtol: float = eqx.field(static=True)
     method: Method = eqx.field(static=True)
@@ -50,7 +50,7 @@ class CIQSampler(eqx.Module):
         mean: PyTree = None,
         *,
         rtol: float = 1e-4,
-        preconditioner: Any = None,
+        preconditioner: Preconditioner | None = None,
         method: Method = "auto",
         role: str = "precision",
         key: PRNGKeyArray | None = None,

@@ -9,10 +9,10 @@ import lineax as lx
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov.ciq.drivers import Method, Options, by_ciq, by_lanczos
-from pnkrylov.ciq.preconditioning import precondition
 from pnkrylov.ciq.results import SquareRootSolution, raise_unless_successful
 from pnkrylov.ciq.spectrum import SpectralBounds
 from pnkrylov.operators import SPDOperator, as_operator, check_vector
+from pnkrylov.preconditioners import Preconditioner, precondition
 
 
 def inv_sqrt_matvec(
@@ -22,7 +22,7 @@ def inv_sqrt_matvec(
     key: PRNGKeyArray | None = None,
     rtol: float = 1e-4,
     method: Method = "auto",
-    preconditioner: Any = None,
+    preconditioner: Preconditioner | None = None,
     bounds: SpectralBounds | None = None,
     random_rhs: bool = False,
     num_points: int | None = None,
@@ -48,10 +48,10 @@ def inv_sqrt_matvec(
             `random_rhs`.
         rtol: Largest relative error in the 2-norm, per right-hand side.
         method: `"auto"`, `"lanczos"` or `"ciq"`.
-        preconditioner: Object with `inv_sqrt_mv` and `inv_sqrt_transpose_mv` of `P = L L^T` (see
-            `preconditioning`). The result is then `L^-T (L^-1 K L^-T)^{-1/2} b`: a rotation of
+        preconditioner: A `pnkrylov.preconditioners.Preconditioner` P, with `L = P^{1/2}`
+            symmetric. The result is then `L^-1 (L^-1 K L^-1)^{-1/2} b`: a rotation of
             `K^{-1/2} b`, so a standard normal b gives the covariance `K^-1` exactly all the same.
-            The tolerance is on `(L^-1 K L^-T)^{-1/2} b`.
+            The tolerance is on `(L^-1 K L^-1)^{-1/2} b`.
         bounds: Spectral bounds of the (preconditioned) operator, if known.
         random_rhs: Whether b is standard normal. Lanczos then needs no probe of its own.
         num_points: Quadrature points; by default from the bounds, or inside `jit` enough for the
@@ -104,7 +104,7 @@ def sqrt_matvec(
         key: As in `inv_sqrt_matvec`.
         throw: As in `inv_sqrt_matvec`.
         **options: The other keyword arguments of `inv_sqrt_matvec`. With a preconditioner the
-            result is `L (L^-1 K L^-T)^{1/2} b`, a rotation of `K^{1/2} b`.
+            result is `L (L^-1 K L^-1)^{1/2} b`, a rotation of `K^{1/2} b`.
 
     Returns:
         A `SquareRootSolution`; its error bound is relative to `K^{1/2} b`.
@@ -147,7 +147,7 @@ def square_root_rows(
         solution = by_ciq(inner, rows, key, options)
     values = solution.value
     if options.preconditioner is not None:
-        values = jax.vmap(options.preconditioner.inv_sqrt_transpose_mv)(values)
+        values = options.preconditioner.inv_sqrt_mv(values)
     if not options.forward:
         return eqx.tree_at(lambda s: s.value, solution, values)
     return eqx.tree_at(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pnkrylov.covariance import KrylovCovariance
 from pnkrylov.gaussian import GaussianBelief
 from pnkrylov.krylov import is_concrete
 from pnkrylov.operators import SPDOperator, as_operator
@@ -106,7 +107,7 @@ def to_probnum(belief: GaussianBelief) -> Any:
 
     Raises:
         ImportError: See `import_probnum`.
-        ValueError: `belief` is a batch, or traced (under `jit`).
+        ValueError: `belief` is a batch, traced (under `jit`), or of a preconditioned run.
     """
     if belief.mean_flat.ndim != 1 or not is_concrete(belief):
         raise ValueError(
@@ -115,6 +116,11 @@ def to_probnum(belief: GaussianBelief) -> Any:
         )
     import_probnum()
     covariance = belief.covariance
+    if not isinstance(covariance, KrylovCovariance):
+        raise ValueError(
+            "to_probnum: the covariance of a preconditioned run has no symmetric square root in "
+            "closed form. Make the belief without preconditioner=, or use its own sample and push."
+        )
     rows = _double(covariance.vectors)
     # Between the basis vectors the covariance is a small matrix, outside it is a multiple of I.
     small = _double(covariance.push(covariance.vectors))

@@ -14,24 +14,22 @@ from tqdm import tqdm
 
 from pnkrylov.krylov import Driver, KrylovBasis, continue_run, lanczos
 from pnkrylov.operators import SPDOperator
-from pnkrylov.traces.multilevel import (
-    Convergence,
-    gauss_at,
-    multilevel_mean,
-    probe_convergence,
-    radau_node,
-)
+from pnkrylov.preconditioners import Preconditioner, precondition
+from pnkrylov.traces.allocation import spend_on
+from pnkrylov.traces.multilevel import Convergence, multilevel_mean
+from pnkrylov.traces.original import centred, exact_part, less
 from pnkrylov.traces.probes import NestedProbes, ProbeKind
-from pnkrylov.traces.quadrature import SpectralFunction, radau, ritz_range
+from pnkrylov.traces.quadrature import (
+    SpectralFunction,
+    first_entry_moments,
+    ritz_range,
+)
 from pnkrylov.traces.resolved import Tridiagonal, deflated_rows, resolved_trace, start_probe
 
 # Of a budget far below d, half goes to the run; of one near d, nine tenths: what the probes then
 # see is little. Measured flat around these shares on the four spectra of docs/trace.md.
 _SMALL_SHARE, _EXTRA_SHARE = 0.5, 0.4
 _FIRST_STEPS = 32
-_PILOT = 8
-# Deeper steps are worth it while the bias they remove exceeds this share of the standard error.
-_BIAS_SHARE = 0.25
 # The extrapolated tail overshoots while convergence still speeds up: measured, four fifths of it
 # is nearest to the truth and 1.2 of it bounds it.
 _TAIL_TAKEN, _TAIL_BOUND = 0.8, 1.2
@@ -81,9 +79,21 @@ class AdaptiveTrace:
         lower_bound: float | None,
         driver: Driver,
         progress: bool,
+        preconditioner: Preconditioner | None = None,
     ):
-        """Spends nothing yet."""
+        """Spends nothing yet; a preconditioner has been paid for.
+
+        With one, f must be 1/x or the logarithm, and the trace is that of the original operator.
+        """
         self.num_matvecs = 0
+        self._offset = 0.0
+        self._weighting = preconditioner if f.kind == "inverse" else None
+        if preconditioner is not None:
+            self.num_matvecs = preconditioner.num_products
+            operator = precondition(operator, preconditioner)
+            if f.kind == "log":
+                self._offset = float(preconditioner.logdet())
+            probes = "shaped" if f.kind == "inverse" else probes
         self._operator, self._f, self._key = operator, f, key
         self._kind: ProbeKind = probes
         self._lower_bound = lower_bound
@@ -111,29 +121,47 @@ class AdaptiveTrace:
             return
         assert self._basis is not None
         projected, deflated = deflated_rows(self._basis, level)
+        f = self._f
+        if self._weighting is not None:
+            # Starts keep their share of q_{m+1}: weighted, it does not decouple from the rest.
+            deflated = projected
+            f = less(first_entry_moments(f, *run.part(level, run.size))[0])
         probes = NestedProbes(
             self._operator,
             deflated,
-            None if self._f.kind == "general" else projected,
+            None if f.kind == "general" else projected,
             kind=self._kind,
+            preconditioner=self._weighting,
         )
-        self._key, pilot_key, key = jax.random.split(self._key, 3)
+        self._key, key = jax.random.split(self._key)
         with tqdm(total=left, desc="Probes", unit="product", disable=not self._progress) as bar:
-            counts, spreads = _pilot(self._f, probes, pilot_key, left, bar)
-            left -= probes.num_matvecs
-            _fill(self._f, probes, key, left, counts, spreads, run.largest_after(level), bar)
+            spend_on(f, probes, key, left, run.largest_after(level), bar)
         self.num_matvecs += probes.num_matvecs
         self._rounds.append((level, probes))
 
     def estimate(self) -> Bracketed:
         """The estimate so far."""
+        inside = self._estimate()
+        return dataclasses.replace(
+            inside,
+            value=inside.value + self._offset,
+            lower=inside.lower + self._offset,
+            upper=inside.upper + self._offset,
+        )
+
+    def _estimate(self) -> Bracketed:
         run = self._tridiagonal()
         f, size = self._f, self._operator.size
         if run.size == size:
-            return _exact(resolved_trace(f, run, size), self._operator.dtype, size)
+            return _exact(self._resolved(run, size)[0], self._operator.dtype, size)
         parts = [self._round_estimate(run, level, probes) for level, probes in self._rounds]
+        if self._weighting is not None and parts:
+            return Bracketed.mixed(parts)
         start = start_probe(f, run, size)
         own = _bracketed(f, start.value, start.value, start.convergence, size, start.variance, None)
+        if self._weighting is not None:
+            # An exhausted run whose start was not weighted knows the inside only.
+            return Bracketed(own.value, np.inf, -np.inf, np.inf)
         if not parts:
             return own
         result = Bracketed.mixed(parts)
@@ -166,12 +194,16 @@ class AdaptiveTrace:
         return smallest
 
     def _round_estimate(self, run: Tridiagonal, level: int, probes: NestedProbes) -> Bracketed:
-        largest = run.largest_after(level)
-        mean = multilevel_mean(self._f, probes, largest, lower_bound=self._lower_bound)
-        base, dimension = resolved_trace(self._f, run, level), probes.dimension
+        largest, f = run.largest_after(level), self._f
+        base, known = self._resolved(run, level)
+        if self._weighting is not None:
+            f, centre = centred(probes)
+            base += centre * known
+        mean = multilevel_mean(f, probes, largest, lower_bound=self._lower_bound)
+        dimension = probes.dimension
         opposite = None if mean.opposite is None else base + dimension * mean.opposite
         return _bracketed(
-            self._f,
+            f,
             base + dimension * mean.value,
             base + dimension * mean.gauss,
             mean.convergence,
@@ -179,6 +211,13 @@ class AdaptiveTrace:
             dimension**2 * mean.variance,
             opposite,
         )
+
+    def _resolved(self, run: Tridiagonal, level: int) -> tuple[float, float]:
+        """What the run knows, and with weights the trace of the covariance of the starts."""
+        if self._weighting is None:
+            return resolved_trace(self._f, run, level), 0.0
+        assert self._basis is not None
+        return exact_part(self._weighting, self._basis, level)
 
     def _extend(self, rows: int) -> None:
         """Continues the main run to `rows` steps, or to its breakdown."""
@@ -235,152 +274,3 @@ def _bracketed(
         opposite = max(opposite, at_most) if f.gauss_side > 0 else min(opposite, at_most)
     lower, upper = min(gauss, opposite), max(gauss, opposite)
     return Bracketed(float(np.clip(corrected, lower, upper)), variance, lower, upper)
-
-
-def _pilot(
-    f: SpectralFunction, probes: NestedProbes, key: PRNGKeyArray, budget: int, bar: tqdm
-) -> tuple[list[int], list[float]]:
-    """A few probes, deeper and deeper, fewer and fewer, until bias is below the noise to come.
-
-    Returns:
-        How many probes took each step, and the standard deviation of what that step added.
-    """
-    count = first = min(max(budget // _PILOT, 1), _PILOT, probes.dimension)
-    probes.add(key, first)
-    counts: list[int] = []
-    spreads: list[float] = []
-    forms = [(np.arange(first), np.zeros(first))]
-    while (count := min(count, budget - probes.num_matvecs)) >= 1:
-        probes.advance(count)
-        bar.update(count)
-        counts.append(count)
-        depth = len(counts)
-        forms.append(gauss_at(f, probes, depth))
-        added = forms[-1][1] - forms[-2][1][: len(forms[-1][1])]
-        last = spreads[-1] if spreads else 0.0
-        spreads.append(float(np.std(added, ddof=1)) if count > 1 else last)
-        if depth < 3:
-            continue
-        limit = probe_convergence(f, probes, depth)
-        if abs(limit.change) <= _BIAS_SHARE * _error_to_come(spreads, budget, probes):
-            break
-        count = _fewer(first, count, spreads, limit, budget, probes, depth)
-    return counts, spreads
-
-
-def _error_to_come(spreads: list[float], budget: int, probes: NestedProbes) -> float:
-    """Standard error of the mean after the best use of `budget`, by the pilot's spreads."""
-    total = sum(spreads)
-    if total == 0:
-        return 0.0
-    reached = min(budget * spreads[0] / total, probes.dimension)
-    unseen = max(1 - reached / probes.dimension, 0.01) if probes.kind == "sphere" else 1.0
-    return total / np.sqrt(budget) * np.sqrt(unseen)
-
-
-def _fewer(
-    first: int,
-    count: int,
-    spreads: list[float],
-    limit: Convergence,
-    budget: int,
-    probes: NestedProbes,
-    depth: int,
-) -> int:
-    """How many pilot probes go one step deeper: what the noise there asks for and time allows."""
-    width = max(depth // 4, 1)
-    left = budget - probes.num_matvecs
-    goal = _BIAS_SHARE * _error_to_come(spreads, budget, probes)
-    affordable = 1
-    if np.isfinite(limit.change) and goal > 0:
-        steps = width * np.log(abs(limit.change) / goal) / -np.log(limit.ratio)
-        affordable = max(int(left / max(steps, 1.0)), 1)
-    noisy = int(np.ceil(1.5 * first * spreads[-1] / spreads[0])) if spreads[0] else 1
-    return max(min(count, max(noisy, 2), affordable), 1)
-
-
-def _fill(
-    f: SpectralFunction,
-    probes: NestedProbes,
-    key: PRNGKeyArray,
-    left: int,
-    counts: list[int],
-    spreads: list[float],
-    largest: float,
-    bar: tqdm,
-) -> None:
-    """Spends what the pilot left on new probes, most of them shallow.
-
-    The variance of a telescoping mean is least where every level has probes in proportion to the
-    spread of what it adds (each level costs one product per probe).
-    """
-    if left < 1:
-        return
-    spreads = _final_spreads(f, probes, counts, spreads, largest)
-    wanted = _allocate(np.array(counts), np.array(spreads), left, probes.dimension)
-    deeper: list[int] = []
-    for level in range(1, len(counts)):
-        more = _rounded(int(wanted[level]) - counts[level])
-        deeper.append(min(more, deeper[-1]) if deeper else more)
-    room = probes.dimension - probes.num_probes if probes.kind == "sphere" else left
-    shallow = min(_rounded(left - sum(deeper)), room)
-    if shallow == 0:
-        return
-    probes.add(key, shallow)
-    for count in [shallow, *deeper]:
-        count = min(count, shallow)
-        if count == 0:
-            break
-        probes.advance(count)
-        bar.update(count)
-
-
-def _final_spreads(
-    f: SpectralFunction,
-    probes: NestedProbes,
-    counts: list[int],
-    spreads: list[float],
-    largest: float,
-) -> list[float]:
-    """The pilot's spreads for the rule that the mean uses: Radau where it applies."""
-    if not f.gauss_side:
-        return spreads
-    node = radau_node(f, probes, largest)
-    if node is None:
-        return spreads
-    result, before = [], np.zeros(probes.num_probes)
-    for depth, count in enumerate(counts, start=1):
-        forms = radau(f, *probes.tridiagonals(np.arange(count), depth), node)
-        forms = forms * probes.weights[:count]
-        added = forms - before[:count]
-        before = forms
-        result.append(float(np.std(added, ddof=1)) if count > 1 else result[-1] if result else 0.0)
-    return result
-
-
-def _allocate(counts: np.ndarray, spreads: np.ndarray, left: int, dimension: int) -> np.ndarray:
-    """Probes per level, nested, at least `counts`, in proportion to `spreads`, for the budget."""
-    shape = np.maximum.accumulate(spreads[::-1])[::-1]
-    if shape[0] <= 0:
-        return counts
-    shape = shape / shape[0]
-
-    def wanted(scale):
-        return np.minimum(np.maximum(counts, np.floor(scale * shape)), dimension).astype(int)
-
-    low, high = 0.0, float(left + counts.sum())
-    for _ in range(60):
-        middle = (low + high) / 2
-        if wanted(middle).sum() <= left + counts.sum():
-            low = middle
-        else:
-            high = middle
-    return wanted(low)
-
-
-def _rounded(count: int) -> int:
-    """Down to few distinct block sizes: every size is compiled once."""
-    if count <= 8:
-        return max(int(count), 0)
-    unit = 2 if count <= 32 else 4 if count <= 64 else 8
-    return int(count) // unit * unit

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pnkrylov.probes import Probes
+from pnkrylov.probes import Probes, TraceProbes
 from pnkrylov.runs import Run
 from pnkrylov.tridiagonal import Tridiagonal
 
@@ -26,7 +26,10 @@ def quadrature_change(
     the sign of the change, where they do not converge yet.
     """
     assert run.probes is not None
-    probes, unit = run.probes, Tridiagonal.of(run.basis, shift).unit
+    probes, average = run.probes, Probes.mean
+    if function == "inverse" and run.trace_probes is not None:
+        probes, average = run.trace_probes.probes, _weighted_by(run.trace_probes.squares)
+    unit = Tridiagonal.of(run.basis, shift).unit
     width = jnp.maximum(probes.steps // 4, 1)
 
     def changes(kind: str) -> tuple[Array, ...]:
@@ -38,7 +41,7 @@ def quadrature_change(
                 forms = cut.inverse_forms(shift, unit)
             else:
                 forms = jax.vmap(_log_form)(cut.tridiagonals(shift, unit))
-            means.append(cut.mean(forms)[0])
+            means.append(average(cut, forms)[0])
         first, half, early, middle, late = means
         return half - first, late - half, middle - early, late - middle
 
@@ -55,6 +58,10 @@ def quadrature_change(
     bound = jnp.where(probes.steps < 3, jnp.sign(later) * jnp.inf, bound)
     ended = (probes.steps > 1) & (later == 0)
     return jnp.where(ended, 0, bound) / (unit if function == "inverse" else 1)
+
+
+def _weighted_by(squares: Float[Array, " N"]):
+    return lambda probes, forms: TraceProbes(probes, squares).mean(forms)
 
 
 def _ratio(later: Array, earlier: Array) -> Float[Array, ""]:

@@ -270,7 +270,9 @@ def _predicted_variance(f: SpectralFunction, probes: NestedProbes) -> float:
     which = np.flatnonzero(probes.reached(depth))[:_FEW]
     alpha, beta = probes.tridiagonals(which, depth)
     square = dataclasses.replace(f, evaluate=lambda x: f(x) ** 2)
-    mean, mean_square = np.mean(gauss(f, alpha, beta)), np.mean(gauss(square, alpha, beta))
-    if probes.kind != "sphere":
-        return 2 * float(mean_square) / probes.dimension
-    return plug_in_variance(float(mean), float(mean_square), probes.dimension)
+    forms, squares = gauss(f, alpha, beta), gauss(square, alpha, beta)
+    if probes.kind == "sphere":
+        return plug_in_variance(float(np.mean(forms)), float(np.mean(squares)), probes.dimension)
+    weights = probes.weights[which]
+    mean_square = float(np.average(squares, weights=weights))
+    return 2 * mean_square * float(np.mean(weights)) ** 2 / probes.effective_dimension

@@ -12,10 +12,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from pnkrylov.operators import SPDOperator
+from pnkrylov.preconditioners import Preconditioner
 
 _HIGHEST = jax.lax.Precision.HIGHEST
+_SHAPE_SAMPLES = 64
 
-ProbeKind = Literal["sphere", "gaussian", "rademacher"]
+ProbeKind = Literal["sphere", "gaussian", "rademacher", "shaped"]
 
 
 class NestedProbes:
@@ -24,8 +26,10 @@ class NestedProbes:
     Attributes:
         kind: `"sphere"`: mutually orthonormal starts, uniform on the sphere, all of weight 1;
             `"gaussian"` and `"rademacher"`: independent starts, weighted by their squared norm
-            over the dimension.
+            over the dimension; `"shaped"`: `P^-1/2 z` for Rademacher z, weighted in the same way.
         dimension: D, of the space the starts are drawn from.
+        effective_dimension: `(tr C)^2 / tr C^2` for the covariance C of the starts; D but for
+            `"shaped"`. The fewer directions the starts favour, the more their forms scatter.
         depths: `(N,)` steps that each probe has taken.
         alpha: `(N, L)` diagonals, float64 on the host.
         beta: `(N, L)`: `beta[:, j]` couples rows j and j + 1.
@@ -40,6 +44,7 @@ class NestedProbes:
         projected: Float[Array, "m d"] | None,
         *,
         kind: ProbeKind,
+        preconditioner: Preconditioner | None = None,
     ):
         """Makes an empty set.
 
@@ -48,6 +53,7 @@ class NestedProbes:
             deflated: orthonormal rows that the starts are orthogonal to.
             projected: orthonormal rows removed after every step (re-projection), or None.
             kind: distribution of the starts.
+            preconditioner: P, for `kind="shaped"`.
         """
         self.kind: ProbeKind = kind
         self.dimension = operator.size - deflated.shape[0]
@@ -56,6 +62,16 @@ class NestedProbes:
         self.weights = np.zeros(0)
         self.num_matvecs = 0
         self._operator, self._deflated, self._projected = operator, deflated, projected
+        self._preconditioner = preconditioner
+        self.effective_dimension = float(self.dimension)
+        if preconditioner is not None:
+            # Starts cost no product: their squared norms scatter by 2 tr C^2.
+            _, squares = _independent(
+                jax.random.key(0), deflated, _SHAPE_SAMPLES, True, preconditioner
+            )
+            squares = np.asarray(squares, np.float64)
+            scatter = np.var(squares, ddof=1) / np.mean(squares) ** 2
+            self.effective_dimension = float(np.clip(2 / scatter, 1, self.dimension))
         self._starts = jnp.zeros((0, operator.size), operator.dtype)
         # Blocks of rows (current, previous) and the first row of each; rows move on together.
         self._blocks: list[tuple[int, Array, Array]] = []
@@ -72,7 +88,8 @@ class NestedProbes:
             self._starts = jnp.concatenate([self._starts, rows])
             weights = np.ones(count)
         else:
-            rows, squares = _independent(key, self._deflated, count, self.kind == "gaussian")
+            gaussian = self.kind == "gaussian"
+            rows, squares = _independent(key, self._deflated, count, gaussian, self._preconditioner)
             weights = np.asarray(squares, np.float64) / self.dimension
         self._blocks.append((self.num_probes, rows, jnp.zeros_like(rows)))
         self.depths = np.concatenate([self.depths, np.zeros(count, int)])
@@ -139,13 +156,19 @@ def _orthonormal(key: PRNGKeyArray, deflated: Array, taken: Array, count: int) -
 
 @eqx.filter_jit
 def _independent(
-    key: PRNGKeyArray, deflated: Array, count: int, gaussian: bool
+    key: PRNGKeyArray,
+    deflated: Array,
+    count: int,
+    gaussian: bool,
+    preconditioner: Preconditioner | None,
 ) -> tuple[Array, Array]:
     shape, dtype = (count, deflated.shape[1]), deflated.dtype
     if gaussian:
         block = jax.random.normal(key, shape, dtype)
     else:
         block = jax.random.rademacher(key, shape, dtype)
+    if preconditioner is not None:
+        block = preconditioner.inv_sqrt_mv(block)
     block = _remove(_remove(block, deflated), deflated)
     squares = jnp.sum(block**2, axis=1)
     return block / jnp.sqrt(squares)[:, None], squares
