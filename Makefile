@@ -23,16 +23,18 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-demo: $(STAMP) ## real data, a table and a picture under build/demo/
+demo: $(STAMP) ## real data, tables and pictures under build/demo/
 	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/laplace_demo.py
 
-# First the tests that take `dtype`, without 64-bit floats, as most users run JAX; then everything.
-test: $(STAMP) ## the fast tests: first float32 only, then all of them with 64-bit floats
+# First the tests that take `dtype`, in float32 without 64-bit floats, as most users run JAX; then
+# everything, with `dtype` float64.
+test: $(STAMP) ## the fast tests: float32 without 64-bit floats, then all of them with 64-bit floats
 	PNKRYLOV_TEST_X64=0 $(BIN)/pytest -q -n 2 -m "x32 and not slow"
 	$(BIN)/pytest -n 2
 
-test-slow: $(STAMP) ## the slow tests
-	$(BIN)/pytest -n 2 -m slow
+test-slow: $(STAMP) ## the slow tests, and float32 in a JAX that has 64-bit floats
+	PNKRYLOV_TEST_DTYPES=all $(BIN)/pytest -n 2 -m "slow or x32"
 
 lint: $(STAMP) ## ruff and the validity of CITATION.cff
 	$(BIN)/ruff check $(SOURCES)
@@ -51,11 +53,13 @@ notebooks: $(STAMP) ## run every notebook at small size
 	$(BIN)/python scripts/run_notebooks.py
 
 # The two OPENBLAS variables force an old kernel on some machines; one core, so that ratios compare.
-bench: $(STAMP) ## every benchmarks/bench_*.py, pinned to one core
-	@ls benchmarks/bench_*.py >/dev/null 2>&1 || echo "benchmarks/: THERE ARE NO BENCHMARKS, so none was run"
-	@for file in $(sort $(wildcard benchmarks/bench_*.py)); do \
-	  echo "== $$file"; \
-	  env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE taskset -c 0 $(BIN)/python $$file || exit 1; \
+# Long tables (calibration, trace compare, preconditioners, whitening) are made by their own commands,
+# which stand under every table.
+BENCHES := bench_cost bench_layout bench_ggn "bench_trace wall" "bench_hmc condition"
+bench: $(STAMP) ## the benchmarks of cost, one after the other, pinned to one core
+	@for bench in $(BENCHES); do \
+	  set -- $$bench; echo "== $$*"; file=benchmarks/$$1.py; shift; \
+	  env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE taskset -c 0 $(BIN)/python $$file $$* || exit 1; \
 	done
 
 build-check: $(STAMP) ## build sdist and wheel, install the wheel away from here and use it

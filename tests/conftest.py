@@ -4,13 +4,20 @@ Do not import pnkrylov here: pytest reads this file before the jaxtyping import 
 and a module imported too early is not checked by beartype.
 """
 
+import gc
 import os
+from pathlib import Path
 
 import hypothesis
 import jax
 import jax.numpy as jnp
+import jaxlib
 import matplotlib
 import pytest
+
+# What importing pnkrylov does (see pnkrylov/_jaxlib.py), for tests that use JAX before it.
+if jaxlib.__version__ == "0.10.2":
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
 
 X64 = os.environ.get("PNKRYLOV_TEST_X64", "1") != "0"
 
@@ -25,14 +32,40 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, data
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# XLA maps the code of every kernel that it compiles into memory of its own, and Linux grants a
+# process 65530 maps: beyond, the compiler crashes. A few dozen of our tests compile that much.
+MAX_MAPS = 20_000
+
+
+def memory_maps() -> int:
+    """Number of memory maps of this process; 0 where the system does not tell."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def pytest_runtest_logfinish():
+    if memory_maps() > MAX_MAPS:
+        jax.clear_caches()
+        gc.collect()
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if "dtype" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.x32)
 
 
+# `make test` runs float32 as most users run JAX, without 64-bit floats, and then float64;
+# `make test-slow` adds float32 in a JAX that has 64-bit floats.
+DTYPES = ["float64"] if X64 else ["float32"]
+if os.environ.get("PNKRYLOV_TEST_DTYPES") == "all":
+    DTYPES = ["float32", "float64"]
+
+
 # Session scope, because hypothesis refuses fixtures that are made anew for every test function.
-@pytest.fixture(scope="session", params=["float32", "float64"])
+@pytest.fixture(scope="session", params=DTYPES)
 def dtype(request):
     """A JAX floating dtype; the float64 case is skipped when 64-bit floats are switched off."""
     if request.param == "float64" and not X64:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.resources
 import inspect
+import os
 import pathlib
 import subprocess
 import sys
@@ -72,3 +73,17 @@ def test_jax_is_strict_about_promotion(dtype):
     with pytest.raises(ValueError, match="rank_promotion"):
         jnp.ones((2, 3), dtype) + jnp.ones(3, dtype)
     assert jnp.ones(3, dtype).dtype == dtype
+
+
+def test_importing_avoids_the_wrong_sums_of_jaxlib_0_10_2():
+    # jax issue 39103; on other versions the sums are right without a flag.
+    program = """
+import pnkrylov, jax, jax.numpy as jnp, numpy as np
+p, t = np.random.default_rng(0).normal(size=(2, 30, 150, 10)).astype(np.float32)
+run = lambda t: p[0] * (t - jnp.sum(p[0] * t, axis=1, keepdims=True))
+found = jax.jit(jax.vmap(run))(t)
+right = p[0] * (t - (p[0] * t).sum(axis=2, keepdims=True))
+np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
