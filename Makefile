@@ -30,7 +30,7 @@ demo: $(STAMP) ## real data, tables and pictures under build/demo/
 # First the tests that take `dtype`, in float32 without 64-bit floats, as most users run JAX; then
 # everything, with `dtype` float64.
 test: $(STAMP) ## the fast tests: float32 without 64-bit floats, then all of them with 64-bit floats
-	PNKRYLOV_TEST_X64=0 $(BIN)/pytest -q -n 2 -m "x32 and not slow"
+	PNKRYLOV_TEST_X64=0 $(BIN)/pytest -q -n 2 -m "x32 and not slow and not one_precision"
 	$(BIN)/pytest -n 2
 
 test-slow: $(STAMP) ## the slow tests, and float32 in a JAX that has 64-bit floats

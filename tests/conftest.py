@@ -21,6 +21,12 @@ if jaxlib.__version__ == "0.10.2":
 
 X64 = os.environ.get("PNKRYLOV_TEST_X64", "1") != "0"
 
+# What one worker, or an earlier run, has compiled is read instead of compiled again.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    cache = Path(__file__).resolve().parent.parent / "build" / "jax-cache"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_enable_x64", X64)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

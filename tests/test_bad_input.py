@@ -288,6 +288,7 @@ def test_the_symmetry_check_can_be_switched_off(run, dtype):
     np.testing.assert_allclose(unchecked.std(), checked.std(), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.one_precision
 def test_the_symmetry_check_does_not_cry_wolf(dtype):
     """Symmetric up to rounding, as real products are: 30 keys, no alarm."""
     matrix = jnp.asarray(matrix_of(dtype))

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy import stats
 
 import oracles
@@ -173,6 +174,7 @@ def test_new_values_do_not_recompile():
     assert not compiled
 
 
+@pytest.mark.one_precision
 def test_vmap_equals_a_loop(dtype):
     matrix, _ = problem()
     matrix = jnp.asarray(matrix, dtype)
@@ -226,6 +228,7 @@ def print_to(v):
     return _Printed(belief.mean, str(belief))
 
 
+@pytest.mark.one_precision
 def test_the_belief_of_a_known_answer(dtype):
     """A = I, d = 1, zero right-hand sides: exact answers, with no spread but rounding."""
     eye = np.eye(4, dtype=dtype)

@@ -24,6 +24,7 @@ def test_look_ahead_scale_is_calibrated():
     check(grid({300: 1}, spectra=SPECTRA, scales=("lookahead",)))
 
 
+@pytest.mark.slow
 def test_the_papers_scale_is_not():
     """`scale="prior"` is what the look-ahead has to beat: it misses by orders of magnitude."""
     records = grid({300: 1}, spectra=("bulk+outliers", "exponential"), scales=("prior",))

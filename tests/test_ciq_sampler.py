@@ -60,6 +60,7 @@ def test_covariance_of_twenty_thousand_samples(dtype):
     assert check.verdict() == "agrees"
 
 
+@pytest.mark.one_precision
 def test_preconditioned_samples_have_the_same_covariance(dtype):
     size = 20
     scales = np.geomspace(1, 100, size)
@@ -94,6 +95,7 @@ def test_chi_square_check_passes_and_fails_on_an_unconverged_run(dtype):
         CIQSampler(matrix, bounds=bounds, max_steps=4).sample(jax.random.key(4), 10)
 
 
+@pytest.mark.one_precision
 def test_same_protocol_as_a_belief(dtype):
     diagonal = {"a": jnp.asarray([1.0, 4.0], dtype), "b": jnp.asarray([[9.0]], dtype)}
     mean = jax.tree.map(jnp.ones_like, diagonal)
@@ -112,6 +114,7 @@ def test_same_protocol_as_a_belief(dtype):
     assert sampler.sample(jax.random.key(5), 0)["b"].shape == (0, 1, 1)
 
 
+@pytest.mark.one_precision
 def test_batches_do_not_repeat_each_other(dtype, monkeypatch):
     monkeypatch.setattr("pnkrylov.ciq.sampler._BATCH_BYTES", 256 * 20 * dtype.itemsize * 8)
     matrix = problem(dtype)
@@ -122,6 +125,7 @@ def test_batches_do_not_repeat_each_other(dtype, monkeypatch):
     assert np.all((distances > 2) & (distances < 70))
 
 
+@pytest.mark.one_precision
 def test_under_jit(dtype):
     matrix = problem(dtype)
     sampler = CIQSampler(matrix, throw=False)

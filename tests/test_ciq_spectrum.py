@@ -101,6 +101,7 @@ def test_ritz_values_match_a_dense_eigensolver(dtype):
     np.testing.assert_allclose(high, max(v[-1] for v in values), atol=atol)
 
 
+@pytest.mark.one_precision
 def test_indefinite_and_singular_operators_are_not_certified(dtype):
     indefinite = jnp.asarray(with_spectrum(np.linspace(-1, 3, 30), 0), dtype)
     bounds = spectral_bounds(indefinite, key=jax.random.key(0))
@@ -110,6 +111,7 @@ def test_indefinite_and_singular_operators_are_not_certified(dtype):
     assert not spectral_bounds(singular, key=jax.random.key(0)).certified
 
 
+@pytest.mark.one_precision
 def test_identity_and_one_dimension(dtype):
     for matrix in (2 * jnp.eye(5, dtype=dtype), 2 * jnp.eye(1, dtype=dtype)):
         bounds = spectral_bounds(matrix, key=jax.random.key(0))

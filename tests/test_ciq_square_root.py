@@ -98,6 +98,7 @@ def test_square_root_itself(method, dtype):
     assert int(solution.num_matvecs) >= int(solution.num_passes)
 
 
+@pytest.mark.one_precision
 @pytest.mark.parametrize("method", ["lanczos", "ciq"])
 def test_zero_or_eigenvector_first_leaves_the_others_alone(method, dtype):
     matrix, rows = problem(dtype)
@@ -151,6 +152,7 @@ def test_too_few_steps_are_said(method, dtype):
     assert np.all(errors > 1e-4)
 
 
+@pytest.mark.one_precision
 def test_wrong_bounds_are_noticed(dtype):
     matrix, rows = problem(dtype)
     for wrong in (SpectralBounds.known(0.1, 1.1, dtype), SpectralBounds.known(9e-4, 0.5, dtype)):
@@ -160,6 +162,7 @@ def test_wrong_bounds_are_noticed(dtype):
             assert not solution.converged.any()
 
 
+@pytest.mark.one_precision
 def test_bounds_can_be_reused_and_survive(dtype):
     matrix, rows = problem(dtype)
     bounds = spectral_bounds(matrix, key=KEY)
@@ -187,6 +190,7 @@ def test_tolerance_below_rounding_is_refused_although_the_bound_meets_it():
     assert relative_errors(solution.value, power_times(matrix, rows, -0.5)).max() > 1e-6
 
 
+@pytest.mark.one_precision
 def test_an_exhausted_krylov_space_ends_the_run(dtype):
     solution = inv_sqrt_matvec(4 * jnp.eye(9, dtype=dtype), jnp.ones((2, 9), dtype), key=KEY)
     assert int(solution.num_passes) == 1
@@ -200,6 +204,7 @@ def test_nan_is_reported(dtype):
             inv_sqrt_matvec(matrix.at[3, 3].set(jnp.nan), rows, key=KEY, method=method)
 
 
+@pytest.mark.one_precision
 def test_auto_changes_to_ciq_when_the_basis_does_not_fit(dtype):
     matrix, rows = problem(dtype)
     small = rows.size * rows.dtype.itemsize * 12
@@ -224,6 +229,7 @@ def test_under_jit_and_vmap(method, dtype):
     assert np.all(relative_errors(mapped, exact) <= 1e-4)
 
 
+@pytest.mark.one_precision
 @pytest.mark.parametrize("method", ["lanczos", pytest.param("ciq", marks=pytest.mark.slow)])
 def test_preconditioned_product_is_a_rotation(method, dtype):
     size = 20

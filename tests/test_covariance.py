@@ -125,6 +125,7 @@ def test_the_push_is_positive_semidefinite_for_dependent_rows(dtype):
     np.testing.assert_array_equal(pushed, pushed.T)
 
 
+@pytest.mark.one_precision
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_lineax_works_with_it(layout, dtype):
     covariance, parts = case(layout, dtype.name)

@@ -141,6 +141,7 @@ def test_the_standard_error_of_s_is_that_of_its_probes():
     assert claimed.min() > 0 and float(found.value[0]) == 0
 
 
+@pytest.mark.one_precision
 def test_s_of_draws_scatters_as_it_says(dtype):
     belief, A, number = inverse(dtype), jnp.asarray(MATRIX, dtype), 2000
     draws = belief.sample(jax.random.key(2), number)

@@ -102,6 +102,7 @@ def _belief_of(kind, dtype):
     )
 
 
+@pytest.mark.one_precision
 @old_python
 @pytest.mark.parametrize("kind", ["solve", "paper", "resolve-all"])
 def test_to_probnum_is_the_same_gaussian(kind, dtype):

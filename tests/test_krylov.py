@@ -220,12 +220,16 @@ def test_ctrl_c_returns_the_shorter_basis(dtype):
 
 
 def test_the_second_ctrl_c_interrupts_at_once():
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), Interruptible() as interrupt:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.requested
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is handler
+    # Shells let their background jobs ignore SIGINT: set what a foreground process has.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Interruptible() as interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupt.requested
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_error_in_the_product_restores_the_handler():

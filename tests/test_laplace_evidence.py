@@ -47,6 +47,7 @@ def test_the_evidence_is_maximal_at_the_tuned_prior():
     np.testing.assert_allclose(tuned.posterior.effective_dimension(), energy, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_belief_is_tuned_as_well_without_a_product():
     belief = posterior("categorical", "krylov")
     tuned = laplace.tune_by_evidence(belief)

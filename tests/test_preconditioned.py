@@ -71,6 +71,7 @@ def test_an_inverse_belief_is_that_of_the_inside_mapped_back(dtype, layout):
     close(rows @ outer @ problem()[0] @ outer @ rows.T, belief.run.basis.tridiagonal(), rtol)
 
 
+@pytest.mark.slow
 def test_samples_have_the_mapped_covariance():
     matrix, preconditioner = pair()
     belief = pk.inverse(matrix, preconditioner=preconditioner, **INVERSE)

@@ -29,6 +29,7 @@ def between(group, level):
     return covered.mean(), covered.mean(axis=1).std() / 10
 
 
+@pytest.mark.one_precision
 @pytest.mark.parametrize(("factor", "calibrated"), [(1.0, True), (0.5, False), (2.0, False)])
 def test_coverage_is_that_of_the_construction(factor, calibrated, dtype):
     report = calibrate(draws_of(solve(dtype), 100, factor))

@@ -84,6 +84,7 @@ def assert_same(loaded, saved):
 CASES = [(name, "float32") for name in MAKE] + [(name, "float64") for name in ("solve", "inverse")]
 
 
+@pytest.mark.one_precision
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_every_leaf_and_static_field_returns_to_the_bit(name, dtype, tmp_path):
     if dtype == "float64" and not jax.config.jax_enable_x64:

@@ -308,3 +308,12 @@ def test_intervals_cover(door, name):
         result = door(A, key=jax.random.key(seed), budget=100, driver="compiled")
         covered += bool(result.lower <= truth <= result.upper)
     assert covered >= 88
+
+
+def test_a_true_lower_bound_is_not_refused_where_the_krylov_space_ends():
+    # Outside the Krylov space A is 0.5 I, and what probes find beyond their first step is rounding.
+    rows = np.random.default_rng(0).standard_normal((24, 38))
+    matrix = rows.T @ rows + 0.5 * np.eye(38)
+    key = jax.random.key(0)
+    estimate = logdet(jnp.asarray(matrix), key=key, lower_bound=0.4995, budget=200)
+    np.testing.assert_allclose(estimate.value, np.linalg.slogdet(matrix)[1], rtol=1e-10)

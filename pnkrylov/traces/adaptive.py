@@ -187,10 +187,12 @@ class AdaptiveTrace:
         """The smallest Ritz value of the main run and of the probes' runs."""
         run = self._tridiagonal()
         smallest = ritz_range(run.alpha[None, :], run.beta[None, :])[0]
+        # Products are right to a few eps ||A||: a probe that got no further than that is over.
+        rounding = 10 * float(jnp.finfo(self._operator.dtype).eps) * np.max(np.abs(run.alpha))
         for _, probes in self._rounds:
             depth = int(probes.depths.max())
             alpha, beta = probes.tridiagonals(probes.reached(depth), depth)
-            smallest = min(smallest, ritz_range(alpha, beta)[0])
+            smallest = min(smallest, ritz_range(alpha, np.where(beta > rounding, beta, 0.0))[0])
         return smallest
 
     def _round_estimate(self, run: Tridiagonal, level: int, probes: NestedProbes) -> Bracketed:
