@@ -3,6 +3,8 @@
 Everything here takes plain arrays, so that any other method can be scored the same way.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -163,7 +165,9 @@ def log_trace(covariance: Float[Array, "n K K"]) -> Float[Array, ""]:
     return jnp.log(jnp.sum(jnp.trace(covariance, axis1=1, axis2=2)))
 
 
-def plot_reliability(diagram: Reliability, axes, *, label: str | None = None, **options):
+def plot_reliability(
+    diagram: Reliability, axes: Any, *, label: str | None = None, **options: Any
+) -> Any:
     """Draws a reliability diagram into matplotlib axes, with the line of perfect calibration.
 
     Args:
