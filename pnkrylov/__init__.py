@@ -10,6 +10,7 @@ The flow, which is also the order of imports:
     covariance    resolved + coupling + bulk as one operator
     calibration   a run -> mean, covariance, scale, and their price
     beliefs       SolveBelief, InverseBelief: sample, push, shift, refine
+    budgets       numbers of products: checked, and split between run and probes
     solve         the two front doors, `solve` and `inverse`
 
 and what is built on it: `pnkrylov.trace`, `pnkrylov.ciq`, `pnkrylov.preconditioners`,

@@ -76,7 +76,7 @@ class GaussianBelief(eqx.Module):
 
     def __repr__(self) -> str:
         leaves = jax.tree.leaves(self)
-        # JAX also builds beliefs whose leaves are placeholders: they have no numbers to show.
+        # JAX also builds pytrees with leaves that are no arrays: they have no numbers to show.
         whole = leaves and all(eqx.is_array(leaf) for leaf in leaves)
         return str(self) if whole else eqx.tree_pformat(self)
 

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from pnkrylov.beliefs import InverseBelief, SolveBelief, inverse_belief, solve_belief
+from pnkrylov.budgets import check_counts, check_positive_counts, main_steps, split_budget
 from pnkrylov.krylov import (
     Driver,
     KrylovBasis,
     begin_run,
-    check_num_steps,
     continue_run,
     is_concrete,
 )
@@ -108,9 +108,9 @@ def solve(
     bound = None if lower_bound is None else scalar(lower_bound, "lower_bound", dtype)
     if num_probes is None:
         num_probes = 0 if scale == "lookahead" else min(8, size)
-    _check_counts(max_lookahead=max_lookahead, num_probes=num_probes)
+    check_counts(max_lookahead=max_lookahead, num_probes=num_probes)
     if num_probes:
-        _check_positive(probe_depth=probe_depth)
+        check_positive_counts(probe_depth=probe_depth)
     elif not from_rhs:
         raise ValueError(
             "num_probes=0 needs a run that starts at v, whose error measures the bulk: pass at "
@@ -122,7 +122,7 @@ def solve(
     operator = precondition(operator, preconditioner)
     checked = checked + (0 if preconditioner is None else preconditioner.num_products)
     overhead = checked + num_probes * probe_depth
-    steps = _steps(num_steps, budget, overhead, default=50, size=size)
+    steps = main_steps(num_steps, budget, overhead, default=50, size=size)
     origin = rhs if from_rhs else check_vector(operator, start, "start")
     origin = origin if preconditioner is None else preconditioner.inv_sqrt_mv(origin)
     basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
@@ -227,7 +227,7 @@ def inverse(
     size, dtype = operator.size, operator.dtype
     if layout not in ("resolve-all", "paper"):
         raise ValueError(f"layout={layout!r} is unknown: use 'resolve-all' or 'paper'.")
-    _check_positive(lookahead=lookahead, num_probes=num_probes, probe_depth=probe_depth)
+    check_positive_counts(lookahead=lookahead, num_probes=num_probes, probe_depth=probe_depth)
     _check_compatible(preconditioner, shift=shift)
     shift = scalar(shift, "shift", dtype)
     drawn, symmetry_key, probe_key = _draw_start(key, size, np.dtype(dtype))
@@ -264,16 +264,16 @@ def inverse(
         return with_trace_probes(operator, run, jax.random.fold_in(probe_key, 1), shift, progress)
 
     if budget is None:
-        steps = _steps(num_steps, None, 0, default=100, size=size)
+        steps = main_steps(num_steps, None, 0, default=100, size=size)
         total = min(steps + lookahead, size)
         basis = continue_run(begin_run(origin), operator, total, driver=driver, progress=progress)
         run = measured(basis, jnp.asarray(min(steps, basis.num_rows), jnp.int32))
     else:
-        total = _steps(num_steps, budget, checked, default=100, size=None)
+        total = main_steps(num_steps, budget, checked, default=100, size=None)
         if not is_concrete((operator, key)):
             raise ValueError("budget= chooses shapes from what it sees: not under jit/vmap/grad.")
         kinds = 1 if preconditioner is None else 2
-        steps, num_probes, probe_depth = _split(total, num_probes, probe_depth, size, kinds)
+        steps, num_probes, probe_depth = split_budget(total, num_probes, probe_depth, size, kinds)
         basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
         run = measured(basis, jnp.asarray(basis.num_rows, jnp.int32))
         # What the probes did not need goes to the run.
@@ -329,60 +329,6 @@ def _check_compatible(preconditioner: Preconditioner | None, **others: Any) -> N
                 "P^-1/2 A P^-1/2, whose spectrum is another. Pass the shifted operator as A, and "
                 "a preconditioner built for it."
             )
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}={value!r} must be an int.")
-        if value < 0:
-            raise ValueError(f"{name}={value} must not be negative.")
-
-
-def _check_positive(**counts: int) -> None:
-    _check_counts(**counts)
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-
-
-def _steps(
-    num_steps: int | None, budget: int | None, overhead: int, *, default: int, size: int | None
-) -> int:
-    """Steps of the run: given, by default, or what the budget leaves after the overhead."""
-    if num_steps is not None and budget is not None:
-        raise ValueError("Pass num_steps or budget, not both.")
-    if budget is not None:
-        _check_counts(budget=budget)
-        smallest = overhead + 4
-        if budget < smallest:
-            raise ValueError(
-                f"budget={budget} is too small: checks and probes take {overhead} products and a "
-                f"belief takes at least 4 more. Pass at least {smallest}."
-            )
-        left = budget - overhead
-        return left if size is None else min(left, size)
-    assert size is not None
-    if num_steps is None:
-        return min(default, size)
-    check_num_steps(num_steps, size)
-    return num_steps
-
-
-def _split(
-    total: int, num_probes: int, probe_depth: int, size: int, kinds: int
-) -> tuple[int, int, int]:
-    """Main steps, probes and their depth: at most a quarter for probes, a fifth of the rest ahead.
-
-    A scalar (the bulk) is not worth more; what converged probes leave over goes to the run. With
-    two kinds of probes the quarter is for both.
-    """
-    quarter = max(total // (4 * kinds), 2)
-    num_probes = min(num_probes, max(2, quarter // 4))
-    probe_depth = min(probe_depth, max(1, quarter // num_probes))
-    rest = max(total - kinds * num_probes * probe_depth, 2)
-    steps = rest - max(1, rest // 5)
-    return min(steps, size), num_probes, probe_depth
 
 
 @eqx.filter_jit

@@ -294,7 +294,9 @@ def test_the_symmetry_check_does_not_cry_wolf(dtype):
     matrix = jnp.asarray(matrix_of(dtype))
     noisy = matrix * (1 + jnp.finfo(dtype).eps * start_vector(SIZE * SIZE, dtype).reshape(SIZE, -1))
     run = lambda key: pk.solve(noisy, matrix[0], key=key, num_steps=4).stats.asymmetry  # noqa: E731
-    assert np.all(np.isfinite(jax.vmap(run)(jax.random.split(KEY, 30))))
+    found = np.asarray(jax.vmap(run)(jax.random.split(KEY, 30)))
+    # It saw rounding, of a few eps, and did not call it asymmetry (the error would be NaN).
+    assert 0 < np.max(found) < 100 * float(jnp.finfo(dtype).eps)
 
 
 def test_a_bad_lower_bound(dtype):

@@ -3,10 +3,8 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +21,6 @@ from pnkrylov.preconditioners import (
     fully_linear,
     nystrom,
     one_observation,
-    operator_diagonal,
     pivoted_cholesky,
     precondition,
     randomly_pivoted_cholesky,
@@ -302,43 +299,6 @@ def test_pivots_of_a_function_are_those_of_its_matrix(dtype):
     eye = jnp.eye(SIZE, dtype=dtype)
     difference = np.asarray(by_rows.mv(eye) - by_products.mv(eye))
     assert np.abs(difference).max() <= 1e3 * float(jnp.finfo(dtype).eps) * np.abs(MATRIX).max()
-
-
-def test_exact_diagonals(dtype):
-    dense = np.diag(np.geomspace(1, 9, SIZE)) + np.diag(np.full(SIZE - 1, 0.3), 1)
-    dense = ((dense + dense.T) / 2).astype(dtype)
-    matrix = jnp.asarray(dense)
-    diagonal = lx.DiagonalLinearOperator(jnp.diagonal(matrix))
-    function = as_operator(lambda v: matrix @ v, like=matrix[0])
-    for A, spent in [(matrix, 0), (sp.csr_array(dense), 0), (diagonal, 0), (function, SIZE)]:
-        estimate = operator_diagonal(A, num_probes=SIZE)
-        tolerance = 4 * float(jnp.finfo(dtype).eps)
-        np.testing.assert_allclose(estimate.value, np.diag(dense), rtol=tolerance)
-        assert not np.any(estimate.standard_error)
-        assert int(estimate.num_matvecs) == spent
-        assert np.array_equal(Diagonal.of(A, num_probes=SIZE).entries, estimate.value)
-
-
-def test_estimated_diagonal_and_its_error(dtype):
-    count = 6
-    matrix = jnp.asarray(with_spectrum(np.geomspace(1, 9, SIZE), 4), dtype)
-    function = as_operator(lambda v: matrix @ v, like=matrix[0])
-
-    def estimate(key):
-        found = operator_diagonal(function, key=key, num_probes=count)
-        return found.value, found.standard_error
-
-    repeats = 400
-    values, errors = jax.jit(jax.vmap(estimate))(jax.random.split(KEY, repeats))
-    values, errors = np.asarray(values, np.float64), np.asarray(errors, np.float64)
-    dense = np.asarray(matrix, np.float64)
-    variance = (np.sum(dense**2, axis=1) - np.diag(dense) ** 2) / count
-    # Means of 400 repeats: normal, five standard errors.
-    assert np.all(np.abs(values.mean(axis=0) - np.diag(dense)) < 5 * np.sqrt(variance / repeats))
-    # The variance is estimated without bias; a sample variance has a relative deviation of at most
-    # sqrt(2 / (count - 1)) here (sums of signs have lighter tails than normals).
-    bound = 5 * np.sqrt(2 / (count - 1) / repeats)
-    assert np.all(np.abs((errors**2).mean(axis=0) / variance - 1) < bound)
 
 
 def test_observations_are_chosen_in_proportion_to_their_scores(dtype):

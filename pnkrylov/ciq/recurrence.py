@@ -213,7 +213,7 @@ class Pivots(eqx.Module):
         """Adds one row of T, with the couplings before and after it."""
         pivot = alpha[None, :] - points[:, None] - (beta_before**2)[None, :] / self.pivot
         positive = pivot > 0
-        # Beyond the first sign change only the sign matters; the placeholder keeps it finite.
+        # Beyond the first sign change only the sign matters: 1 keeps what follows finite.
         pivot = jnp.where(positive, pivot, jnp.ones_like(pivot))
         return Pivots(
             pivot=pivot,

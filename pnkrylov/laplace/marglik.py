@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
+from pnkrylov.budgets import check_positive_counts
 from pnkrylov.errors import NotFiniteError
 from pnkrylov.laplace.fitting import Method, fit
 from pnkrylov.laplace.likelihoods import Gaussian, Likelihood
@@ -91,7 +92,9 @@ def marglik_train(
     Source:
         Immer et al. 2021 (online marginal likelihood); MacKay 1992 (the fixed point).
     """
-    _check_counts(num_epochs=num_epochs, batch_size=batch_size, evidence_every=evidence_every)
+    check_positive_counts(
+        num_epochs=num_epochs, batch_size=batch_size, evidence_every=evidence_every
+    )
     x, y = jax.tree.map(jnp.asarray, data)
     total = num_examples(x)
     if batch_size > total:
@@ -207,9 +210,3 @@ def _ratio(determined: Any, energy: Any) -> Any:
     limits = 1e-6, 1e6
     safe = jnp.where(energy > 0, energy, 1)
     return jnp.clip(jnp.where(energy > 0, determined / safe, limits[1]), *limits)
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
