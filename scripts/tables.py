@@ -112,7 +112,52 @@ def layout(result):
     return {"layout": markdown(header, rows) + "\n\n" + made_by(result)}
 
 
-MAKERS = {"calibration": calibration, "cost": cost, "layout": layout}
+def ciq_vs_linear_operator(result):
+    """Our time and products over those of linear_operator, at an error that is no larger."""
+    rows = [
+        [
+            row["setting"].removesuffix(", ciq"),
+            row["method"],
+            str(row["num_rhs"]),
+            f"{row['error']:.1e} / {row['peer_error']:.1e}",
+            f"{row['time_ratio']:.2f} x",
+            f"{row['products']} / {row['peer_products']}",
+        ]
+        for row in result["rows"]
+    ]
+    header = ["setting", "method", "right-hand sides", "error, ours / theirs", "time"]
+    made = (
+        f"Made by `{result['command']}` at commit `{result['commit'][:12]}` on {result['date']}, "
+        f"{result['cpu']}, {result['cores_used']} core used, jax {result['versions']['jax']}, "
+        f"linear_operator {result['versions']['linear_operator']}, "
+        f"torch {result['versions']['torch']}."
+    )
+    table = markdown([*header, "products, ours / theirs"], rows)
+    return {"ciq_vs_linear_operator": table + "\n\n" + made}
+
+
+def trace_preconditioned(result):
+    """Root-mean-square relative errors with and without a preconditioner."""
+    rows = [
+        [
+            row["function"],
+            str(row["budget"]),
+            *(f"{100 * row[who]['error']:.2g} %" for who in ("plain", "preconditioned")),
+            *(f"{100 * row[who]['coverage']:.0f} %" for who in ("plain", "preconditioned")),
+        ]
+        for row in result["records"]
+    ]
+    header = ["estimate", "products", "error", "error, with P", "covered", "covered, with P"]
+    return {"trace_preconditioned": markdown(header, rows) + "\n\n" + made_by(result)}
+
+
+MAKERS = {
+    "calibration": calibration,
+    "ciq_vs_linear_operator": ciq_vs_linear_operator,
+    "cost": cost,
+    "layout": layout,
+    "trace_preconditioned": trace_preconditioned,
+}
 
 
 def tables():
