@@ -1,6 +1,6 @@
-"""Traces with and without a preconditioner, at equal products; writes results/trace_preconditioned.json.
+"""Traces with and without a preconditioner, at equal products. Result: trace_preconditioned.json.
 
-An exponential spectrum of condition 1e6, and a P whose eigenvalues relative to A lie between 0.4 and
+An exponential spectrum of condition 1e6, and a P whose eigenvalues relative to A lie in 0.4 to
 2.5. No product is charged for P: what it costs to find one is in bench_preconditioners.py.
 """
 
