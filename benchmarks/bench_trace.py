@@ -29,7 +29,7 @@ import pnkrylov as pk
 from pnkrylov.operators import SPDOperator
 from pnkrylov.trace import logdet, trace_inverse
 from pnkrylov.traces import peers
-from pnkrylov.traces.probes import NestedProbes
+from pnkrylov.traces.probes import Boundary, NestedProbes
 from pnkrylov.traces.quadrature import INVERSE, LOG, gauss
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
@@ -219,7 +219,9 @@ def fitted_rate(bias):
 
 
 def probe_runs(operator, basis, level, probes, depth):
-    runs = NestedProbes(operator, basis.vectors, basis.vectors[:level], kind="sphere")
+    boundary = Boundary.of(basis, level)
+    projected = basis.vectors[:level]
+    runs = NestedProbes(operator, basis.vectors, projected, kind="sphere", boundary=boundary)
     runs.add(jax.random.key(1), probes)
     for _ in range(depth):
         runs.advance(probes)

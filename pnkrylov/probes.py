@@ -334,8 +334,11 @@ def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -
     largest = jnp.max(jnp.abs(product), axis=1)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
     beta = safe * jnp.sqrt(jnp.sum((product / safe[:, None]) ** 2, axis=1))
-    # A residual at rounding level ends the probe; NaN must not look like one.
-    exhausted = beta <= 10 * jnp.finfo(beta.dtype).eps * (jnp.abs(alpha) + before + scale)
+    # A residual at rounding level ends the probe; NaN must not look like one. Products are right to
+    # a few eps ||A||, however small A is on the complement.
+    norm = jnp.max(jnp.abs(basis.alpha) + basis.beta, initial=0)
+    size = jnp.maximum(jnp.abs(alpha) + before + scale, norm)
+    exhausted = beta <= 10 * jnp.finfo(beta.dtype).eps * size
     beta = jnp.where(exhausted, 0, beta)
     following = product / jnp.where(exhausted, 1, beta)[:, None]
     probes = dataclasses.replace(

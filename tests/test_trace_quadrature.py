@@ -12,7 +12,7 @@ import pytest
 import oracles
 import pnkrylov as pk
 from pnkrylov.traces.multilevel import convergence, multilevel_mean, plug_in_variance
-from pnkrylov.traces.probes import NestedProbes
+from pnkrylov.traces.probes import Boundary, NestedProbes
 from pnkrylov.traces.quadrature import (
     INVERSE,
     LOG,
@@ -170,6 +170,49 @@ def test_probes_that_span_the_complement_leave_no_variance(problem, kind):
         inside = starts @ complement.T
         exact = np.trace(inside @ dense_function(f, below) @ inside.T)
     np.testing.assert_allclose(probes.dimension * mean.value, exact, rtol=1e-9)
+
+
+@needs_x64
+@pytest.mark.parametrize("norm", [1e2, 1e6])
+def test_what_exact_arithmetic_removes_stands_in_for_re_projection(norm):
+    """METHOD section 1: `Q^T A v = beta_m (q_{m+1}^T v) e_m`; rounding is removed when it matters."""
+    rng = np.random.default_rng(3)
+    vectors = np.linalg.qr(rng.standard_normal((60, 60)))[0]
+    eigenvalues = np.concatenate([norm * np.array([1, 0.5, 0.2]), rng.uniform(0.5, 2, 57)])
+    matrix = (vectors * eigenvalues) @ vectors.T
+    operator = pk.as_operator(jnp.asarray((matrix + matrix.T) / 2))
+    basis = pk.lanczos(operator, jnp.asarray(rng.standard_normal(60), operator.dtype), 10)
+    projected, deflated = deflated_rows(basis, 8)
+    eps = float(jnp.finfo(operator.dtype).eps)
+    runs = []
+    for boundary in (None, Boundary.of(basis, 8)):
+        probes = NestedProbes(operator, deflated, projected, kind="sphere", boundary=boundary)
+        probes.add(jax.random.key(0), 4)
+        for _ in range(12):
+            probes.advance(4)
+        runs.append(gauss(INVERSE, *probes.tridiagonals(np.arange(4), 12)))
+    # Rounding errors of a product are eps ||A||, and T_perp has its spectrum about 1.
+    np.testing.assert_allclose(runs[1], runs[0], rtol=1e3 * eps * norm + 1e-13)
+
+
+@needs_x64
+def test_probes_end_at_the_rounding_of_the_whole_operator():
+    """Two eigenvalues are left after the run: two steps exhaust a probe, however large ||A|| is."""
+    rng = np.random.default_rng(4)
+    vectors = np.linalg.qr(rng.standard_normal((40, 40)))[0]
+    matrix = (vectors * np.array([1e6, 5e5, 2e5] + [1.0] * 18 + [2.0] * 19)) @ vectors.T
+    operator = pk.as_operator(jnp.asarray((matrix + matrix.T) / 2))
+    start = jnp.asarray(vectors[:, :3].sum(axis=1) + 1e-3 * vectors[:, 3])
+    basis = pk.lanczos(operator, start, 4)
+    projected, deflated = deflated_rows(basis, 3)
+    boundary = Boundary.of(basis, 3)
+    probes = NestedProbes(operator, deflated, projected, kind="sphere", boundary=boundary)
+    probes.add(jax.random.key(0), 2)
+    for _ in range(4):
+        probes.advance(2)
+    assert np.all(probes.beta[:, 0] > 0.1)
+    np.testing.assert_array_equal(probes.beta[:, 1], 0)
+    np.testing.assert_array_equal(probes.alpha[:, 2:4], 0)
 
 
 @needs_x64

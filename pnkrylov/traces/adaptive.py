@@ -18,7 +18,7 @@ from pnkrylov.preconditioners import Preconditioner, precondition
 from pnkrylov.traces.allocation import spend_on
 from pnkrylov.traces.multilevel import Convergence, multilevel_mean
 from pnkrylov.traces.original import centred, exact_part, less
-from pnkrylov.traces.probes import NestedProbes, ProbeKind
+from pnkrylov.traces.probes import Boundary, NestedProbes, ProbeKind
 from pnkrylov.traces.quadrature import (
     SpectralFunction,
     first_entry_moments,
@@ -132,6 +132,7 @@ class AdaptiveTrace:
             None if f.kind == "general" else projected,
             kind=self._kind,
             preconditioner=self._weighting,
+            boundary=None if f.kind == "general" else Boundary.of(self._basis, level),
         )
         self._key, key = jax.random.split(self._key)
         with tqdm(total=left, desc="Probes", unit="product", disable=not self._progress) as bar:

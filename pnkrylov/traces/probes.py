@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from pnkrylov.krylov import KrylovBasis
 from pnkrylov.operators import SPDOperator
 from pnkrylov.preconditioners import Preconditioner
 
@@ -18,6 +19,31 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 _SHAPE_SAMPLES = 64
 
 ProbeKind = Literal["sphere", "gaussian", "rademacher", "shaped"]
+
+
+class Boundary(eqx.Module):
+    """What re-projection removes in exact arithmetic: `Q^T A v = beta_m (q_{m+1}^T v) e_m`.
+
+    Attributes:
+        coupling: beta_m, 0 after a breakdown.
+        rows: `(2, d)`: q_m and q_{m+1}.
+        norm: about ||A||, by which a step can magnify what rounding left along Q.
+    """
+
+    coupling: Float[Array, ""]
+    rows: Float[Array, "2 d"]
+    norm: Float[Array, ""]
+
+    @classmethod
+    def of(cls, basis: KrylovBasis, level: int) -> "Boundary":
+        """The boundary of the first `level` rows of a run."""
+        filled = int(basis.filled)
+        following = basis.vectors[level] if level < filled else basis.next_vector
+        return cls(
+            coupling=basis.beta[level - 1],
+            rows=jnp.stack([basis.vectors[level - 1], following]),
+            norm=jnp.max(jnp.abs(basis.alpha) + basis.beta),
+        )
 
 
 class NestedProbes:
@@ -45,6 +71,7 @@ class NestedProbes:
         *,
         kind: ProbeKind,
         preconditioner: Preconditioner | None = None,
+        boundary: Boundary | None = None,
     ):
         """Makes an empty set.
 
@@ -54,6 +81,9 @@ class NestedProbes:
             projected: orthonormal rows removed after every step (re-projection), or None.
             kind: distribution of the starts.
             preconditioner: P, for `kind="shaped"`.
+            boundary: of the run whose first rows are `projected`. With it a step removes what
+                exact arithmetic would, and all of `projected` only before rounding matters;
+                without it every step removes all.
         """
         self.kind: ProbeKind = kind
         self.dimension = operator.size - deflated.shape[0]
@@ -75,6 +105,9 @@ class NestedProbes:
         self._starts = jnp.zeros((0, operator.size), operator.dtype)
         # Blocks of rows (current, previous) and the first row of each; rows move on together.
         self._blocks: list[tuple[int, Array, Array]] = []
+        self._boundary = boundary
+        # Of the newest block: what may be left along `projected`, and what a step makes of it.
+        self._loss, self._growth = 0.0, 0.0
 
     @property
     def num_probes(self) -> int:
@@ -92,6 +125,7 @@ class NestedProbes:
             rows, squares = _independent(key, self._deflated, count, gaussian, self._preconditioner)
             weights = np.asarray(squares, np.float64) / self.dimension
         self._blocks.append((self.num_probes, rows, jnp.zeros_like(rows)))
+        self._loss, self._growth = float(jnp.finfo(rows.dtype).eps), 0.0
         self.depths = np.concatenate([self.depths, np.zeros(count, int)])
         self.weights = np.concatenate([self.weights, weights])
         self.alpha = _padded(self.alpha, self.num_probes, self.alpha.shape[1])
@@ -106,21 +140,44 @@ class NestedProbes:
             self.alpha = _padded(self.alpha, self.num_probes, max(2 * depth, 4))
             self.beta = _padded(self.beta, self.num_probes, max(2 * depth, 4))
         couplings = self.beta[rows, depth - 1] if depth else np.zeros(count)
-        # In exact arithmetic `Q^T A v = 0` for a start orthogonal to q_1..q_{m+1}: the first step
-        # needs no projection, but what rounding left must go before the second.
+        before, after = self._reprojections()
         alpha, beta, following, current = _step(
             self._operator,
-            None if depth == 0 else self._projected,
+            self._projected,
+            self._boundary,
             current[:count],
             previous[:count],
             jnp.asarray(couplings, self._operator.dtype),
-            depth == 1,
+            jnp.asarray(before),
+            jnp.asarray(after),
         )
         self.alpha[rows, depth] = np.asarray(alpha, np.float64)
         self.beta[rows, depth] = np.asarray(beta, np.float64)
         self.depths[rows] += 1
         self._blocks[-1] = (first, following, current)
         self.num_matvecs += count
+        if self._boundary is not None:
+            eps = float(jnp.finfo(current.dtype).eps)
+            residuals = self.beta[rows, depth]
+            least = float(np.min(residuals, where=residuals > 0, initial=np.inf))
+            self._growth = float(self._boundary.norm) / least
+            left = eps if before else self._loss
+            self._loss = eps if after else self._growth * (left + eps)
+
+    def _reprojections(self) -> tuple[bool, bool]:
+        """Whether the next step removes `projected` before and after its product.
+
+        Semi-orthogonality is enough: tridiagonals are right to eps while the rows are orthogonal
+        to sqrt(eps) (Simon 1984). A step multiplies what is left along Q by ||A|| / beta at most.
+        """
+        if self._projected is None:
+            return False, False
+        if self._boundary is None:
+            return False, True
+        eps = float(jnp.finfo(self._operator.dtype).eps)
+        if self._growth * eps > eps**0.5:
+            return self._loss > eps**0.5, True
+        return self._growth * (self._loss + eps) > eps**0.5, False
 
     def reached(self, depth: int) -> Bool[np.ndarray, " N"]:
         """Which probes have taken `depth` steps."""
@@ -146,11 +203,14 @@ def _remove(block: Array, rows: Array) -> Array:
 
 @eqx.filter_jit
 def _orthonormal(key: PRNGKeyArray, deflated: Array, taken: Array, count: int) -> Array:
-    block = jax.random.normal(key, (count, deflated.shape[1]), deflated.dtype)
+    size = deflated.shape[1]
+    block = jax.random.normal(key, (count, size), deflated.dtype)
     block = _remove(_remove(block, deflated), taken)
     columns, _ = jnp.linalg.qr(block.T)
-    # Orthogonalised again: QR may leave a few eps along the other rows.
-    columns, _ = jnp.linalg.qr(_remove(_remove(columns.T, deflated), taken).T)
+    if 2 * (deflated.shape[0] + taken.shape[0] + count) > size:
+        # Where little is left of a start, or starts nearly depend on each other, what rounding
+        # left along the other rows has been magnified.
+        columns, _ = jnp.linalg.qr(_remove(_remove(columns.T, deflated), taken).T)
     return columns.T
 
 
@@ -178,25 +238,38 @@ def _independent(
 def _step(
     operator: SPDOperator,
     projected: Array | None,
+    boundary: Boundary | None,
     current: Array,
     previous: Array,
-    coupling: Array,
-    clean: bool,
+    couplings: Array,
+    before: Array,
+    after: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """One Lanczos step of every row: alpha, beta, the next rows, and the rows it started from."""
-    if clean and projected is not None:
-        current = _remove(current, projected)
+
+    def remove_if(wanted, block):
+        if projected is None:
+            return block
+        return jax.lax.cond(wanted, lambda block: _remove(block, projected), lambda b: b, block)
+
+    current = remove_if(before, current)
     product = operator.block_mv(current)
     alpha = jnp.sum(product * current, axis=1)
     scale = jnp.max(jnp.abs(product), axis=1)
-    product = product - coupling[:, None] * previous - alpha[:, None] * current
-    if projected is not None:
-        product = _remove(product, projected)
+    product = product - couplings[:, None] * previous - alpha[:, None] * current
+    if boundary is not None:
+        along = boundary.coupling * jnp.matmul(current, boundary.rows[1], precision=_HIGHEST)
+        product = product - along[:, None] * boundary.rows[0][None, :]
+    product = remove_if(after, product)
     largest = jnp.max(jnp.abs(product), axis=1)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
     beta = safe * jnp.sqrt(jnp.sum((product / safe[:, None]) ** 2, axis=1))
-    # A residual at rounding level ends the probe; NaN must not look like one.
-    exhausted = beta <= 10 * jnp.finfo(beta.dtype).eps * (jnp.abs(alpha) + coupling + scale)
+    # A residual at rounding level ends the probe; NaN must not look like one. Products are right to
+    # a few eps ||A||, however small A is on the complement.
+    size = jnp.abs(alpha) + couplings + scale
+    if boundary is not None:
+        size = jnp.maximum(size, boundary.norm)
+    exhausted = beta <= 10 * jnp.finfo(beta.dtype).eps * size
     beta = jnp.where(exhausted, 0, beta)
     following = jnp.where(exhausted[:, None], 0, product / jnp.where(exhausted, 1, beta)[:, None])
     return alpha, beta, following, current
