@@ -175,7 +175,7 @@ def test_probes_that_span_the_complement_leave_no_variance(problem, kind):
 @needs_x64
 @pytest.mark.parametrize("norm", [1e2, 1e6])
 def test_what_exact_arithmetic_removes_stands_in_for_re_projection(norm):
-    """METHOD section 1: `Q^T A v = beta_m (q_{m+1}^T v) e_m`; rounding is removed when it matters."""
+    """`Q^T A v = beta_m (q_{m+1}^T v) e_m`; what rounding leaves is removed when it matters."""
     rng = np.random.default_rng(3)
     vectors = np.linalg.qr(rng.standard_normal((60, 60)))[0]
     eigenvalues = np.concatenate([norm * np.array([1, 0.5, 0.2]), rng.uniform(0.5, 2, 57)])

@@ -250,7 +250,8 @@ def _step(
     def remove_if(wanted, block):
         if projected is None:
             return block
-        return jax.lax.cond(wanted, lambda block: _remove(block, projected), lambda b: b, block)
+        rows = projected
+        return jax.lax.cond(wanted, lambda block: _remove(block, rows), lambda block: block, block)
 
     current = remove_if(before, current)
     product = operator.block_mv(current)
