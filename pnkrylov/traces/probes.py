@@ -106,8 +106,9 @@ class NestedProbes:
         # Blocks of rows (current, previous) and the first row of each; rows move on together.
         self._blocks: list[tuple[int, Array, Array]] = []
         self._boundary = boundary
-        # Of the newest block: what may be left along `projected`, and what a step makes of it.
-        self._loss, self._growth = 0.0, 0.0
+        # Of the newest block: what may be left along `projected` in the current and the previous
+        # rows, and the factor by which a step magnifies it.
+        self._losses, self._growth = (0.0, 0.0), 0.0
 
     @property
     def num_probes(self) -> int:
@@ -125,7 +126,7 @@ class NestedProbes:
             rows, squares = _independent(key, self._deflated, count, gaussian, self._preconditioner)
             weights = np.asarray(squares, np.float64) / self.dimension
         self._blocks.append((self.num_probes, rows, jnp.zeros_like(rows)))
-        self._loss, self._growth = float(jnp.finfo(rows.dtype).eps), 0.0
+        self._losses, self._growth = (float(jnp.finfo(rows.dtype).eps), 0.0), 0.0
         self.depths = np.concatenate([self.depths, np.zeros(count, int)])
         self.weights = np.concatenate([self.weights, weights])
         self.alpha = _padded(self.alpha, self.num_probes, self.alpha.shape[1])
@@ -161,14 +162,15 @@ class NestedProbes:
             residuals = self.beta[rows, depth]
             least = float(np.min(residuals, where=residuals > 0, initial=np.inf))
             self._growth = float(self._boundary.norm) / least
-            left = eps if before else self._loss
-            self._loss = eps if after else self._growth * (left + eps)
+            last, before_last = (eps, eps) if before else self._losses
+            self._losses = (eps if after else self._growth * (last + before_last + eps), last)
 
     def _reprojections(self) -> tuple[bool, bool]:
-        """Whether the next step removes `projected` before and after its product.
+        """Whether the next step removes `projected` before its product, and after it.
 
         Semi-orthogonality is enough: tridiagonals are right to eps while the rows are orthogonal
-        to sqrt(eps) (Simon 1984). A step multiplies what is left along Q by ||A|| / beta at most.
+        to sqrt(eps). Before means from two rows, since both enter the recurrence (Simon 1984). A
+        step multiplies what is left along Q by ||A|| / beta at most.
         """
         if self._projected is None:
             return False, False
@@ -176,8 +178,8 @@ class NestedProbes:
             return False, True
         eps = float(jnp.finfo(self._operator.dtype).eps)
         if self._growth * eps > eps**0.5:
-            return self._loss > eps**0.5, True
-        return self._growth * (self._loss + eps) > eps**0.5, False
+            return max(self._losses) > eps**0.5, True
+        return self._growth * (sum(self._losses) + eps) > eps**0.5, False
 
     def reached(self, depth: int) -> Bool[np.ndarray, " N"]:
         """Which probes have taken `depth` steps."""
@@ -253,7 +255,7 @@ def _step(
         rows = projected
         return jax.lax.cond(wanted, lambda block: _remove(block, rows), lambda block: block, block)
 
-    current = remove_if(before, current)
+    current, previous = remove_if(before, current), remove_if(before, previous)
     product = operator.block_mv(current)
     alpha = jnp.sum(product * current, axis=1)
     scale = jnp.max(jnp.abs(product), axis=1)
