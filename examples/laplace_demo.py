@@ -18,7 +18,7 @@ import matplotlib
 import numpy as np
 from sklearn.datasets import load_digits
 
-from pnkrylov import laplace
+from pnkrylov import laplace, plotting
 from pnkrylov.laplace import metrics
 
 matplotlib.use("Agg")
@@ -156,7 +156,7 @@ def picture(path, probabilities, labels):
     for method, color in shown.items():
         diagram = metrics.reliability(probabilities[method], labels)
         label = f"{method} (ECE {float(diagram.expected_error()):.3f})"
-        metrics.plot_reliability(diagram, left, label=label, color=color, ms=3, lw=1.2)
+        plotting.reliability(diagram, label=label, axes=left, color=color, ms=3, lw=1.2)
         right.hist(
             np.max(probabilities[method], axis=1), bins=diagram.edges, color=color, lw=1.3,
             histtype="step", label=method,

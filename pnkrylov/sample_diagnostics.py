@@ -271,46 +271,9 @@ def check_samples(
     return dataclasses.replace(check, isotropy=isotropy, isotropy_interval=interval)
 
 
-def plot_check(check: SampleCheck, axes: Any = None) -> Any:
-    """Draws the histogram against chi-squared, and the quantile-quantile plot.
-
-    Args:
-        check: From `check_samples`.
-        axes: Two matplotlib axes; a new figure when None.
-
-    Returns:
-        The two axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    import matplotlib.pyplot as plt
-
-    if axes is None:
-        _, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-    left, right = axes
-    edges, density, _ = check.histogram()
-    left.stairs(density, edges, fill=True, alpha=0.4, label="samples")
-    grid = np.linspace(edges[0], edges[-1], 300)
-    left.plot(grid, scipy.stats.chi2.pdf(grid, check.dimension), label=f"chi2({check.dimension})")
-    left.set_xlabel("squared Mahalanobis distance")
-    left.set_ylabel("density")
-    left.legend()
-    expected, observed = check.quantiles()
-    right.plot(expected, observed, ".", markersize=3)
-    ends = [min(expected[0], observed[0]), max(expected[-1], observed[-1])]
-    right.plot(ends, ends, linewidth=1)
-    right.set_xlabel(f"quantiles of chi2({check.dimension})")
-    right.set_ylabel("quantiles of the samples")
-    low, high = check.interval
-    right.set_title(f"KS {check.statistic:.3f} in [{low:.3f}, {high:.3f}]", fontsize=9)
-    return axes
-
-
 __all__ = [
     "SampleCheck",
     "check_distances",
     "check_samples",
     "mahalanobis",
-    "plot_check",
 ]

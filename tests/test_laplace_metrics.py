@@ -1,7 +1,6 @@
 """Metrics against loops and numbers worked out by hand."""
 
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -95,15 +94,6 @@ def test_a_covariance_that_misses_a_direction_is_infinitely_far():
     found = metrics.gaussian_kl(reference, flat)
     assert jnp.isinf(found[0])
     np.testing.assert_allclose(found[1], 0.5 * (2 - 1 + np.log(0.5)), rtol=1e-6)
-
-
-def test_reliability_diagrams_are_drawn_without_their_empty_bins():
-    diagram = metrics.reliability(jnp.asarray([[0.3, 0.7], [0.1, 0.9]]), jnp.asarray([1, 0]))
-    figure, axes = plt.subplots()
-    line = metrics.plot_reliability(diagram, axes, label="a")
-    np.testing.assert_allclose(line.get_xdata(), [0.7, 0.9])
-    np.testing.assert_allclose(line.get_ydata(), [1, 0])
-    plt.close(figure)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pnkrylov.sample_diagnostics import (
     check_distances,
     check_samples,
     mahalanobis,
-    plot_check,
 )
 
 
@@ -145,18 +144,6 @@ def test_printing_names_the_numbers():
     text = str(check_distances(perfect(5000, 30), 30))
     assert "5000 samples in 30 dimensions: agrees" in text
     assert "variance ratio" in text
-
-
-def test_plot():
-    import matplotlib.pyplot as plt
-
-    check = check_distances(perfect(200, 8), 8)
-    left, right = plot_check(check)
-    assert left.get_xlabel() == "squared Mahalanobis distance"
-    expected, observed = right.lines[0].get_data()
-    np.testing.assert_array_equal(observed, check.distances)
-    np.testing.assert_array_equal(expected, check.quantiles()[0])
-    plt.close("all")
 
 
 def test_bad_arguments():

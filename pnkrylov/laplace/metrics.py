@@ -3,8 +3,6 @@
 Everything here takes plain arrays, so that any other method can be scored the same way.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -163,30 +161,6 @@ def log_trace(covariance: Float[Array, "n K K"]) -> Float[Array, ""]:
         pslq.md section 6.2.5, after Faller and Martin 2025.
     """
     return jnp.log(jnp.sum(jnp.trace(covariance, axis1=1, axis2=2)))
-
-
-def plot_reliability(
-    diagram: Reliability, axes: Any, *, label: str | None = None, **options: Any
-) -> Any:
-    """Draws a reliability diagram into matplotlib axes, with the line of perfect calibration.
-
-    Args:
-        diagram: from `reliability`.
-        axes: matplotlib axes.
-        label: name in the legend.
-        **options: for `axes.plot`.
-
-    Returns:
-        The line that was drawn.
-    """
-    axes.plot([0, 1], [0, 1], color="0.6", lw=1, ls="--", zorder=0)
-    filled = diagram.count > 0
-    (line,) = axes.plot(
-        diagram.confidence[filled], diagram.accuracy[filled], marker="o", label=label, **options
-    )
-    axes.set_xlabel("confidence")
-    axes.set_ylabel("accuracy")
-    return line
 
 
 def _check(probabilities: Array, labels: Array) -> None:
