@@ -3,7 +3,8 @@
 The flow, which is also the order of imports:
 
     operators     anything operator-like -> one SPD operator on a flat vector
-    krylov        a Lanczos run -> its basis
+    basis         the vectors of a Lanczos run, and one step
+    krylov        a Lanczos run -> its basis, to the end, a time limit or from a checkpoint
     tridiagonal   the small T of a run, factored
     lookahead     how far the mean is from the answer, seen by the steps that follow
     probes, pslq  what is left unknown: random probes, the boundary coupling, traces
@@ -13,8 +14,9 @@ The flow, which is also the order of imports:
     budgets       numbers of products: checked, and split between run and probes
     solve         the two front doors, `solve` and `inverse`
 
-and what is built on it: `pnkrylov.trace`, `pnkrylov.ciq`, `pnkrylov.preconditioners`,
-`pnkrylov.laplace`, `pnkrylov.hmc`, `pnkrylov.interop`.
+and what is built on it: `pnkrylov.block` (several right-hand sides), `pnkrylov.trace`,
+`pnkrylov.ciq`, `pnkrylov.preconditioners`, `pnkrylov.laplace`, `pnkrylov.gp`, `pnkrylov.hmc`,
+`pnkrylov.plotting`, `pnkrylov.interop`.
 
 Notation: A is symmetric positive definite, d x d; m
 steps give the basis Q (rows are vectors in memory), the tridiagonal T and the coupling beta_m to
@@ -24,6 +26,7 @@ variance of the bulk; nu is the scale of a solve belief.
 
 from pnkrylov import _jaxlib as _jaxlib  # first: it may have to set a flag before JAX runs
 from pnkrylov.beliefs import InverseBelief, SolveBelief
+from pnkrylov.block import BlockSolveBelief
 from pnkrylov.covariance import KrylovCovariance
 from pnkrylov.diagnostics import (
     regime,
@@ -49,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RESULTS",
+    "BlockSolveBelief",
     "DenseGaussian",
     "Estimate",
     "GaussianBelief",

@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
-import secrets
 import sys
 import zipfile
 import zlib
@@ -21,8 +19,9 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from pnkrylov._files import write_atomically as _write_atomically
 from pnkrylov._structure import VectorStructure, check_dtype
-from pnkrylov.krylov import KrylovBasis, is_concrete
+from pnkrylov.basis import KrylovBasis, is_concrete
 from pnkrylov.probes import Probes
 from pnkrylov.runs import Run
 
@@ -233,22 +232,6 @@ def _restore_structure(
 
 def _picture(path: str, shape: tuple[int, ...], dtype: Any) -> str:
     return f"{path}: {np.dtype(dtype).name}[{','.join(map(str, shape))}]"
-
-
-def _write_atomically(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-    # A link keeps pointing where it points: its target is what gets replaced.
-    target = pathlib.Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"The folder {target.parent} of path={path} does not exist.")
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(draft, "xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _read_file(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -32,12 +32,12 @@ class _Program:
 
 
 class ClosedFunction(eqx.Module):
-    """A traced function `(d,) -> (d,)`: a static program, and its arrays as leaves."""
+    """A traced function of one flat vector: a static program, and its arrays as leaves."""
 
     constants: list[Any]
     program: _Program = eqx.field(static=True)
 
-    def __call__(self, flat: Float[Array, " d"]) -> Float[Array, " d"]:
+    def __call__(self, flat: Float[Array, " d"]) -> Float[Array, "..."]:
         """Evaluates the function."""
         (out,) = eval_jaxpr(self.program.jaxpr, (), *self.constants, flat)
         return out

@@ -3,7 +3,7 @@
 Pure functions of a run and a shift. No product with the operator is spent here.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -31,7 +31,6 @@ class Calibrated(eqx.Module):
     stats: Stats
 
 
-@eqx.filter_jit
 def calibrate_solve(
     run: Run,
     rhs: Float[Array, " d"],
@@ -53,6 +52,19 @@ def calibrate_solve(
     Source:
         METHOD.md section 5.
     """
+    mean, calibrated, stats = _calibrate_solve(run, rhs, shift, fixed_scale, lower_bound, from_rhs)
+    return mean, _with_vectors(calibrated, run), stats
+
+
+@eqx.filter_jit
+def _calibrate_solve(
+    run: Run,
+    rhs: Array,
+    shift: Array,
+    fixed_scale: Array,
+    lower_bound: Array | None,
+    from_rhs: bool,
+) -> tuple[Array, Calibrated, SolveStats]:
     tridiagonal = run.tridiagonal(shift)
     ritz_range = tridiagonal.ritz_range()
     level = jnp.minimum(run.level, run.basis.filled)
@@ -78,7 +90,7 @@ def calibrate_solve(
     deviation, stats = _solve_scale(
         run, tridiagonal, error, rounding, remainder.trace(), dimension, fixed_scale, from_rhs
     )
-    calibrated = Calibrated(
+    calibrated = _without_vectors(
         covariance=remainder.scaled(deviation),
         result=run.result(rhs, shift, lower_bound, _widened(ritz_range, bulk, tridiagonal.unit)),
         stats=_stats(run, tridiagonal.unit, ritz_range, boundary, bulk, level),
@@ -86,7 +98,6 @@ def calibrate_solve(
     return mean, calibrated, stats
 
 
-@eqx.filter_jit
 def calibrate_inverse(
     run: Run,
     mean: Float[Array, " d"],
@@ -102,6 +113,13 @@ def calibrate_inverse(
     Source:
         pslq.md, section 4; METHOD.md sections 3 and 4.
     """
+    return _with_vectors(_calibrate_inverse(run, mean, shift, layout), run)
+
+
+@eqx.filter_jit
+def _calibrate_inverse(
+    run: Run, mean: Array, shift: Array, layout: Literal["resolve-all", "paper"]
+) -> Calibrated:
     tridiagonal = run.tridiagonal(shift)
     ritz_range = tridiagonal.ritz_range()
     assert run.probes is not None
@@ -124,7 +142,7 @@ def calibrate_inverse(
     bulk = _Bulk.measured(left, complement, dimension)
     covariance = _covariance(run, tridiagonal, boundary, resolved, explored, has_u, bulk.value)
     given = jnp.concatenate([mean, run.basis.start_norm[None]])
-    return Calibrated(
+    return _without_vectors(
         covariance=covariance,
         result=run.result(given, shift, None, _widened(ritz_range, bulk, tridiagonal.unit)),
         stats=_stats(
@@ -174,6 +192,22 @@ def calibrate_trace(run: Run, shift: Float[Array, ""]) -> tuple[Float[Array, ""]
         shift,
     )
     return value / tridiagonal.unit, error / tridiagonal.unit
+
+
+def _vectors_of(calibrated: Calibrated) -> Any:
+    covariance = calibrated.covariance
+    plain = covariance if isinstance(covariance, KrylovCovariance) else covariance.inner
+    return plain.vectors
+
+
+def _without_vectors(**parts: Any) -> Calibrated:
+    # What a compiled function returns is a new array: the basis would be in memory twice.
+    return eqx.tree_at(_vectors_of, Calibrated(**parts), None)
+
+
+def _with_vectors(calibrated: Calibrated, run: Run) -> Calibrated:
+    vectors = run.basis.vectors
+    return eqx.tree_at(_vectors_of, calibrated, vectors, is_leaf=lambda leaf: leaf is None)
 
 
 class _Bulk(eqx.Module):

@@ -2,12 +2,12 @@
 
 Two drivers give the same result. The compiled driver is one XLA loop, best for cheap products. The
 host driver is a Python loop around one jitted step: on CPU, XLA runs a convolutional product
-several times slower inside a loop than alone; only the host can show progress or be interrupted.
+several times slower inside a loop than alone; only the host can show progress, be interrupted,
+keep to a time limit and write checkpoints.
 """
 
 import dataclasses
-import signal
-import threading
+import os
 import time
 import warnings
 from typing import Any, Literal
@@ -16,10 +16,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jaxtyping import Array, Float, Int, PyTree
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Int, PyTree
 from tqdm import tqdm
 
+from pnkrylov.basis import (
+    KrylovBasis,
+    begin_run,
+    is_concrete,
+    is_large,
+    laid_out,
+    pad,
+    row_layout,
+    safe_norm,
+    segments,
+    step,
+)
+from pnkrylov.checkpoints import Checkpoint, open_checkpoint
+from pnkrylov.interruption import Interruptible, check_seconds, time_limit
 from pnkrylov.operators import (
     DenseOperator,
     SparseOperator,
@@ -28,79 +42,30 @@ from pnkrylov.operators import (
     check_vector,
 )
 
+__all__ = [
+    "Driver",
+    "Interruptible",
+    "KrylovBasis",
+    "advance",
+    "begin_run",
+    "check_num_steps",
+    "continue_run",
+    "first_rows",
+    "host_step",
+    "is_concrete",
+    "is_large",
+    "lanczos",
+    "pad",
+    "row_layout",
+    "safe_norm",
+    "segments",
+    "step",
+]
+
 Driver = Literal["auto", "compiled", "host"]
 
 # A product slower than this runs in the host loop, whose cost is about 0.2 ms per step.
 _HOST_SECONDS_PER_STEP = 4e-3
-# Gram-Schmidt reads only the rows filled so far, up to the end of a segment; segments double.
-_FIRST_SEGMENT = 32
-
-
-class KrylovBasis(eqx.Module):
-    """What n Lanczos steps from a start vector leave behind: `A Q = Q T + beta_n q_{n+1} e_n^T`.
-
-    Rows `filled, filled + 1, ...` are zero: the Krylov space was exhausted (breakdown), or an
-    adaptive run stopped there. The coefficients of those rows are zero too.
-
-    Attributes:
-        vectors: `(n, d)`, the orthonormal Lanczos vectors as rows (Q transposed).
-        alpha: `(n,)`, the diagonal of T.
-        beta: `(n,)`, the off-diagonal of T and, at `filled - 1`, the norm of the residual.
-        next_vector: `(d,)`, the unit vector q_{n+1}; zero after a breakdown.
-        filled: how many rows are Lanczos vectors.
-        start_norm: 2-norm of the start vector.
-        driver: which loop ran, `"compiled"` or `"host"`.
-    """
-
-    vectors: Float[Array, "n d"]
-    alpha: Float[Array, " n"]
-    beta: Float[Array, " n"]
-    next_vector: Float[Array, " d"]
-    filled: Int[Array, ""]
-    start_norm: Float[Array, ""]
-    driver: str = eqx.field(static=True, default="compiled")
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of storage n, filled or not."""
-        return self.vectors.shape[-2]
-
-    @property
-    def size(self) -> int:
-        """Dimension d of the operator."""
-        return self.vectors.shape[-1]
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Dtype of the basis."""
-        return self.vectors.dtype
-
-    def mask(self) -> Array:
-        """Boolean `(n,)`: which rows are Lanczos vectors."""
-        return jnp.arange(self.num_rows, dtype=jnp.int32) < self.filled
-
-    def residual_norm(self) -> Float[Array, ""]:
-        """The coupling beta_n between the filled rows and `next_vector`."""
-        last = jnp.maximum(self.filled - 1, 0)
-        return jnp.where(self.filled > 0, self.beta[last], jnp.zeros((), self.dtype))
-
-    def tridiagonal(self) -> Float[Array, "n n"]:
-        """T, dense and small; zero in unfilled rows and columns."""
-        inside = jnp.arange(self.num_rows - 1, dtype=jnp.int32) + 1 < self.filled
-        off_diagonal = jnp.where(inside, self.beta[:-1], jnp.zeros((), self.dtype))
-        return jnp.diag(self.alpha) + jnp.diag(off_diagonal, 1) + jnp.diag(off_diagonal, -1)
-
-    def trim(self) -> "KrylovBasis":
-        """The same basis without its unfilled rows (outside `jit` only: shapes change)."""
-        filled = max(int(self.filled), 1)
-        if filled == self.num_rows:
-            return self
-        return dataclasses.replace(
-            self,
-            vectors=self.vectors[:filled],
-            alpha=self.alpha[:filled],
-            beta=self.beta[:filled],
-        )
 
 
 def lanczos(
@@ -110,6 +75,9 @@ def lanczos(
     *,
     driver: Driver = "auto",
     progress: bool = False,
+    max_seconds: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_seconds: float = 60.0,
 ) -> KrylovBasis:
     """Runs Lanczos with full re-orthogonalisation (two Gram-Schmidt passes per step).
 
@@ -117,38 +85,42 @@ def lanczos(
 
     Args:
         A: anything `as_operator` takes; symmetric.
-        start: start vector, an array `(d,)` or the operator's pytree.
+        start: start vector, an array `(d,)` or the operator's pytree. If it is one sharded array,
+            so are the rows of the basis.
         num_steps: number of products to spend, from 1 to d.
         driver: `"compiled"` (one XLA loop), `"host"` (a Python loop around a jitted step), or
-            `"auto"`: compiled under `jit` and for stored matrices, host for NumPy operators, else
-            by timing the first steps.
-        progress: show a progress bar; implies the host driver.
+            `"auto"`: compiled under `jit` and for stored matrices, host for NumPy operators and
+            with several processes, else by timing the first steps. What follows implies the host
+            driver.
+        progress: show a progress bar.
+        max_seconds: stop after the step in progress when so much time has passed; the basis then
+            has fewer rows, at least one.
+        checkpoint: folder in which to keep the run. A call that was killed goes on from there
+            when it is made again, and gives the same answer; a finished one returns at once. One
+            product is spent on checking that the checkpoint is of this operator.
+        checkpoint_seconds: least time between two writes to it.
 
     Returns:
         A `KrylovBasis` with `num_steps` rows.
 
     Raises:
-        ValueError: `num_steps` is not between 1 and d, or `driver` is unknown.
+        ValueError: `num_steps` is not between 1 and d, `driver` is unknown, or the checkpoint is
+            of another run or damaged.
 
     Source:
         Lanczos 1950; two passes are enough: Giraud, Langou, Rozloznik and van den Eshof 2005.
     """
     operator = as_operator(A, like=start)
     flat = check_vector(operator, start, "start")
-    return continue_run(begin_run(flat), operator, num_steps, driver=driver, progress=progress)
-
-
-@eqx.filter_jit
-def begin_run(start: Float[Array, " d"]) -> KrylovBasis:
-    """A run before its first step."""
-    norm = safe_norm(start)
-    return KrylovBasis(
-        vectors=jnp.zeros((0, start.shape[0]), start.dtype),
-        alpha=jnp.zeros((0,), start.dtype),
-        beta=jnp.zeros((0,), start.dtype),
-        next_vector=_unit(start, norm),
-        filled=jnp.zeros((), jnp.int32),
-        start_norm=norm,
+    return continue_run(
+        begin_run(flat),
+        operator,
+        num_steps,
+        driver=driver,
+        progress=progress,
+        max_seconds=max_seconds,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
     )
 
 
@@ -159,6 +131,9 @@ def continue_run(
     *,
     driver: Driver = "auto",
     progress: bool = False,
+    max_seconds: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_seconds: float = 60.0,
 ) -> KrylovBasis:
     """Adds `num_steps` steps to a run; the result is that of one longer run, to rounding.
 
@@ -169,15 +144,61 @@ def continue_run(
         num_steps: further steps, at least 1; at most d rows in total.
         driver: as in `lanczos`.
         progress: as in `lanczos`.
+        max_seconds: as in `lanczos`.
+        checkpoint: as in `lanczos`; it may hold more or fewer steps than `basis`.
+        checkpoint_seconds: as in `lanczos`.
 
     Returns:
         A `KrylovBasis` with `basis.num_rows + num_steps` rows; fewer only if a host run was
-        interrupted from the keyboard after at least one step.
+        interrupted from the keyboard or by `max_seconds`, after at least one step.
 
     Raises:
-        ValueError: the total number of steps is not between 1 and d, or `driver` is unknown.
+        ValueError: the total number of steps is not between 1 and d, `driver` is unknown, or the
+            checkpoint is of another run or damaged.
     """
     operator = A if isinstance(A, SPDOperator) else as_operator(A, like=basis.next_vector)
+    check_seconds("max_seconds", max_seconds)
+    with time_limit(max_seconds):
+        basis, done = advance(
+            basis,
+            operator,
+            num_steps,
+            driver=driver,
+            progress=progress,
+            limited=max_seconds is not None,
+            keeper=open_checkpoint(checkpoint, checkpoint_seconds),
+        )
+    return first_rows(basis, done)
+
+
+def advance(
+    basis: KrylovBasis,
+    operator: SPDOperator,
+    num_steps: int,
+    *,
+    driver: Driver,
+    progress: bool,
+    limited: bool = False,
+    keeper: Checkpoint | None = None,
+    spare: int = 0,
+) -> tuple[KrylovBasis, int]:
+    """`continue_run`, for those who go on with the run.
+
+    Args:
+        basis: the run so far, without unfilled rows.
+        operator: its operator.
+        num_steps: further steps.
+        driver: as in `lanczos`.
+        progress: as in `lanczos`.
+        limited: whether a time limit is in force.
+        keeper: the checkpoint, or None.
+        spare: steps that may follow. A large basis gets room for them at once, because making it
+            longer later takes the memory of two.
+
+    Returns:
+        The run and how many steps it has; a run that was interrupted, or has spare room, has
+        unfilled rows.
+    """
     if operator.size != basis.size:
         raise ValueError(
             f"A has {operator.size} rows but the basis has vectors of length {basis.size}: "
@@ -187,24 +208,41 @@ def continue_run(
     if driver not in ("auto", "compiled", "host"):
         raise ValueError(f"driver={driver!r} is unknown: use 'auto', 'compiled' or 'host'.")
     total = basis.num_rows + num_steps
-    if not is_concrete((operator, basis)):
-        if driver == "host" or progress:
-            raise ValueError(
-                "driver='host' and progress=True need concrete values: call the run outside "
-                "jit/vmap/grad, or use driver='compiled' there."
-            )
-        driver = "compiled"
-    elif progress:
+    room = total + spare if is_large(total + spare, _row_bytes(basis)) else total
+    on_host = progress or limited or keeper is not None
+    concrete = is_concrete((operator, basis))
+    if not concrete and (driver == "host" or on_host):
+        raise ValueError(
+            "driver='host' and progress=True need concrete values, and so do max_seconds= and "
+            "checkpoint=: call the run outside jit/vmap/grad, or use driver='compiled' there."
+        )
+    if driver == "compiled" and (limited or keeper is not None):
+        raise ValueError(
+            "driver='compiled' is one XLA loop, which neither watches the time nor writes files: "
+            "leave driver='auto', or drop max_seconds= and checkpoint=."
+        )
+    alone = not concrete or basis.next_vector.is_fully_addressable
+    if not alone and (limited or keeper is not None):
+        raise ValueError(
+            "max_seconds= and checkpoint= need all vectors in one process, but v is spread over "
+            f"{jax.process_count()}: their clocks and disks differ. Stop by num_steps."
+        )
+    if on_host or (not alone and driver == "auto"):
+        # Processes that time their products might decide differently, and wait for each other.
         driver = "host"
-    elif driver == "auto" and isinstance(operator, DenseOperator | SparseOperator):
+    elif not concrete or (
+        driver == "auto" and isinstance(operator, DenseOperator | SparseOperator)
+    ):
         driver = "compiled"
     elif driver == "auto" and operator.runs_on_host():
         # Nothing is gained by calling NumPy from inside an XLA loop, and JAX has known deadlocks
         # of callbacks on CPU.
         driver = "host"
     if driver == "compiled":
-        return _compiled_run(operator, basis, total)
-    return _host_run(operator, basis, total, progress=progress, may_switch=driver == "auto")
+        layout = row_layout(basis.next_vector)
+        return _compiled_run(operator, basis, total, room, layout), total
+    run = _HostRun(operator, basis, total, room, keeper)
+    return run.take(progress=progress, may_switch=driver == "auto")
 
 
 def check_num_steps(num_steps: int, size: int, *, name: str = "num_steps", taken: int = 0) -> None:
@@ -221,170 +259,118 @@ def check_num_steps(num_steps: int, size: int, *, name: str = "num_steps", taken
         )
 
 
-def is_concrete(tree: PyTree) -> bool:
-    """Whether no array in `tree` is being traced by jit, vmap or grad."""
-    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+def _row_bytes(basis: KrylovBasis) -> int:
+    return basis.size * basis.dtype.itemsize
 
 
-def safe_norm(vector: Float[Array, " d"]) -> Float[Array, ""]:
-    """The 2-norm, without underflow or overflow of the squares at extreme scales."""
-    largest = jnp.max(jnp.abs(vector))
-    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, jnp.ones_like(largest))
-    return scale * jnp.sqrt(jnp.sum((vector / scale) ** 2))
-
-
-def _unit(vector: Array, norm: Array) -> Array:
-    return vector / jnp.where(norm == 0, jnp.ones_like(norm), norm)
-
-
-def segments(first: int, last: int) -> list[int]:
-    """Ends of the segments that cover the rows `first..last-1`: 32, 64, 128, ..., last."""
-    ends, end = [], _FIRST_SEGMENT
-    while end < last:
-        if end > first:
-            ends.append(end)
-        end *= 2
-    return [*ends, last]
-
-
-def step(operator: SPDOperator, basis: KrylovBasis, index: Int[Array, ""]) -> KrylovBasis:
-    """One Lanczos step: stores q_{index}, multiplies it, re-orthogonalises twice.
-
-    A zero `next_vector` (after a breakdown) is a fixed point: it adds zero rows.
-    """
-    current = basis.next_vector
-    # Slices, not `at[...]`: on CPU a scatter inside a loop costs as much as a small product.
-    vectors = jax.lax.dynamic_update_slice_in_dim(basis.vectors, current[None, :], index, axis=0)
-    product = operator.mv(current)
-    first = jnp.matmul(vectors, product, precision=jax.lax.Precision.HIGHEST)
-    product = product - jnp.matmul(first, vectors, precision=jax.lax.Precision.HIGHEST)
-    second = jnp.matmul(vectors, product, precision=jax.lax.Precision.HIGHEST)
-    product = product - jnp.matmul(second, vectors, precision=jax.lax.Precision.HIGHEST)
-    alpha = _entry(first + second, index)
-    previous = jnp.where(
-        index > 0, _entry(basis.beta, jnp.maximum(index - 1, 0)), jnp.zeros_like(alpha)
-    )
-    # Row sums of T bound its norm from above within a factor 3; the largest seen so far stands in.
-    operator_norm = jnp.maximum(
-        jnp.max(jnp.abs(basis.alpha) + basis.beta), jnp.abs(alpha) + previous
-    )
-    # Divided by it, squares do not under- or overflow unless the vector is negligible.
-    scale = jnp.where(operator_norm > 0, operator_norm, jnp.ones_like(operator_norm))
-    beta = scale * jnp.sqrt(jnp.sum((product / scale) ** 2))
-    # What is left below a few eps ||T|| is rounding; d vectors leave no room for another.
-    exhausted = (beta <= 10 * jnp.finfo(beta.dtype).eps * operator_norm) | (
-        index + 1 >= operator.size
-    )
-    beta = jnp.where(exhausted, jnp.zeros_like(beta), beta)
-    following = jnp.where(exhausted, jnp.zeros_like(product), _unit(product, beta))
-    # The current vector is zero after a breakdown, and when the start was.
-    is_vector = jnp.where(index > 0, previous != 0, basis.start_norm != 0)
-    return KrylovBasis(
-        vectors=vectors,
-        alpha=_with_entry(basis.alpha, alpha, index),
-        beta=_with_entry(basis.beta, beta, index),
-        next_vector=following,
-        filled=basis.filled + is_vector.astype(jnp.int32),
-        start_norm=basis.start_norm,
-        driver=basis.driver,
-    )
-
-
-def _entry(vector: Array, index: Int[Array, ""]) -> Array:
-    return jax.lax.dynamic_index_in_dim(vector, index, keepdims=False)
-
-
-def _with_entry(vector: Array, value: Array, index: Int[Array, ""]) -> Array:
-    return jax.lax.dynamic_update_index_in_dim(vector, value, index, axis=0)
-
-
-def pad(basis: KrylovBasis, num_rows: int) -> KrylovBasis:
-    """The same basis with room for `num_rows` rows."""
-    extra = num_rows - basis.num_rows
+def first_rows(basis: KrylovBasis, count: int) -> KrylovBasis:
+    """The basis without the room behind its first `count` rows."""
+    # Not even a full slice where there is nothing to cut: it may be a copy.
+    if basis.num_rows == count:
+        return basis
     return dataclasses.replace(
-        basis,
-        vectors=jnp.pad(basis.vectors, ((0, extra), (0, 0))),
-        alpha=jnp.pad(basis.alpha, (0, extra)),
-        beta=jnp.pad(basis.beta, (0, extra)),
+        basis, vectors=basis.vectors[:count], alpha=basis.alpha[:count], beta=basis.beta[:count]
     )
 
 
 @eqx.filter_jit
-def _compiled_run(operator: SPDOperator, basis: KrylovBasis, total: int) -> KrylovBasis:
+def _compiled_run(
+    operator: SPDOperator, basis: KrylovBasis, total: int, room: int, layout: NamedSharding | None
+) -> KrylovBasis:
     first = basis.num_rows
-    for end in segments(first, total):
-        basis = jax.lax.fori_loop(
-            first, end, lambda index, state: step(operator, state, index), pad(basis, end)
-        )
+
+    def body(index, state):
+        return laid_out(step(operator, state, index), layout)
+
+    for end in segments(first, total, _row_bytes(basis)):
+        # The last segment has room to spare.
+        padded = laid_out(pad(basis, room if end == total else end), layout)
+        basis = jax.lax.fori_loop(first, end, body, padded)
         first = end
     return basis
 
 
 # Everything but the operator is donated: the basis is updated in place.
 @eqx.filter_jit(donate="all-except-first")
-def _host_step(operator: SPDOperator, basis: KrylovBasis, index: Int[Array, ""]) -> KrylovBasis:
-    return step(operator, basis, index)
-
-
-def _host_run(
-    operator: SPDOperator, basis: KrylovBasis, total: int, *, progress: bool, may_switch: bool
+def host_step(
+    operator: SPDOperator,
+    basis: KrylovBasis,
+    index: Int[Array, ""],
+    layout: NamedSharding | None = None,
 ) -> KrylovBasis:
-    begin = basis.num_rows
-    ends = segments(begin, total)
-    # A copy, because the steps update the basis in place and the caller keeps theirs.
-    basis = pad(dataclasses.replace(jax.tree.map(jnp.copy, basis), driver="host"), ends[0])
-    done, switch = begin, False
-    with (
-        Interruptible() as interrupt,
-        tqdm(total=total, initial=begin, desc="Lanczos", unit="step", disable=not progress) as bar,
-    ):
-        while done < total and not interrupt.requested and not switch:
-            if done == ends[0]:
-                ends = ends[1:]
-                basis = pad(basis, ends[0])
-            started = time.perf_counter()
-            # The index is an array, so that a new value does not recompile.
-            basis = jax.block_until_ready(_host_step(operator, basis, jnp.asarray(done, jnp.int32)))
-            seconds = time.perf_counter() - started
-            done += 1
-            bar.update()
-            # The third step is the first one that neither compiles nor warms up.
-            switch = may_switch and done == begin + 3 and seconds < _HOST_SECONDS_PER_STEP
-    basis = dataclasses.replace(
-        basis, vectors=basis.vectors[:done], alpha=basis.alpha[:done], beta=basis.beta[:done]
-    )
-    if interrupt.requested and done < total:
-        warnings.warn(
-            f"The Lanczos run was interrupted from the keyboard after {done} of {total} steps; the "
-            "result describes the steps that were taken.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    if switch and done < total:
-        return _compiled_run(operator, dataclasses.replace(basis, driver="compiled"), total)
-    return basis
+    """One step as a program of its own; `basis` is used up."""
+    return laid_out(step(operator, basis, index), layout)
 
 
-class Interruptible:
-    """Turns the first Ctrl-C into a request to stop after the step in progress.
+class _HostRun:
+    """A Python loop around one jitted step."""
 
-    The second Ctrl-C interrupts at once. Outside the main thread, where Python delivers no
-    signals, this does nothing.
-    """
+    def __init__(
+        self,
+        operator: SPDOperator,
+        basis: KrylovBasis,
+        total: int,
+        room: int,
+        keeper: Checkpoint | None,
+    ) -> None:
+        self._operator, self._keeper, self._total = operator, keeper, total
+        self._begin = self._done = basis.num_rows
+        self._layout = row_layout(basis.next_vector)
+        ends = segments(self._begin, total, _row_bytes(basis))
+        self._ends = [*ends[:-1], room]
+        saved = 0 if keeper is None else min(keeper.steps(), total)
+        while self._ends[0] < saved:
+            self._ends.pop(0)
+        # A copy, because the steps update the basis in place and the caller keeps theirs.
+        self._basis = pad(dataclasses.replace(basis, driver="host"), self._ends[0])
+        if keeper is not None:
+            self._basis, self._done = keeper.restore(self._basis, self._done, total, self._step)
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: Any = None
+    def take(self, *, progress: bool, may_switch: bool) -> tuple[KrylovBasis, int]:
+        """Takes the steps; a quick product moves on to the compiled driver if it may."""
+        first, total, switch = self._done, self._total, False
+        with (
+            Interruptible() as interrupt,
+            tqdm(
+                total=total, initial=first, desc="Lanczos", unit="step", disable=not progress
+            ) as bar,
+        ):
+            while self._done < total and not switch:
+                if interrupt.requested and self._done > self._begin:
+                    break
+                seconds = self._take_one()
+                bar.update()
+                # The third step is the first one that neither compiles nor warms up.
+                switch = may_switch and self._done == first + 3 and seconds < _HOST_SECONDS_PER_STEP
+        if self._keeper is not None:
+            self._keeper.save(self._basis, self._done)
+        if interrupt.from_keyboard and self._done < total:
+            warnings.warn(
+                f"The Lanczos run was interrupted from the keyboard after {self._done} of {total} "
+                "steps; the result describes the steps that were taken.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        if switch and self._done < total:
+            basis = dataclasses.replace(first_rows(self._basis, self._done), driver="compiled")
+            room = self._ends[-1]
+            return _compiled_run(self._operator, basis, total, room, self._layout), total
+        return self._basis, self._done
 
-    def __enter__(self) -> "Interruptible":
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
-        return self
+    def _take_one(self) -> float:
+        """One step, its checkpoint if that is due, and the seconds that the step took."""
+        if self._done == self._basis.num_rows:
+            self._ends.pop(0)
+            self._basis = pad(self._basis, self._ends[0])
+        started = time.perf_counter()
+        # The index is an array, so that a new value does not recompile.
+        index = jnp.asarray(self._done, jnp.int32)
+        self._basis = jax.block_until_ready(self._step(self._basis, index))
+        seconds = time.perf_counter() - started
+        self._done += 1
+        if self._keeper is not None and self._keeper.due():
+            self._keeper.save(self._basis, self._done)
+        return seconds
 
-    def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _handle(self, signum: int, frame: Any) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, self._previous)
+    def _step(self, basis: KrylovBasis, index: Int[Array, ""]) -> KrylovBasis:
+        return host_step(self._operator, basis, index, self._layout)

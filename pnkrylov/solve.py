@@ -1,36 +1,34 @@
 """The two front doors: `solve` for a belief about `A^-1 v`, `inverse` for one about `A^-1`."""
 
 import dataclasses
+import os
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov.basis import KrylovBasis, begin_run, is_concrete
 from pnkrylov.beliefs import InverseBelief, SolveBelief, inverse_belief, solve_belief
+from pnkrylov.block.beliefs import BlockSolveBelief
+from pnkrylov.block.solve import is_block, refuse_for_blocks, solve_block
 from pnkrylov.budgets import check_counts, check_positive_counts, main_steps, split_budget
-from pnkrylov.krylov import (
-    Driver,
-    KrylovBasis,
-    begin_run,
-    continue_run,
-    is_concrete,
-)
-from pnkrylov.lookahead import lookahead_error
+from pnkrylov.checkpoints import open_checkpoint
+from pnkrylov.interruption import check_seconds, time_limit
+from pnkrylov.krylov import Driver, advance, first_rows
 from pnkrylov.operators import as_operator, check_vector
 from pnkrylov.preconditioners import Preconditioner, precondition
 from pnkrylov.probes import probe_tolerance, run_probes
 from pnkrylov.runs import (
     Run,
     finish,
-    look_ahead,
+    look_ahead_or_choose,
     probe_symmetry,
     scalar,
     with_trace_probes,
 )
-from pnkrylov.tridiagonal import Tridiagonal
 
 
 def solve(
@@ -51,15 +49,20 @@ def solve(
     check_symmetric: bool = True,
     driver: Driver = "auto",
     progress: bool = False,
+    max_seconds: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_seconds: float = 60.0,
     throw: bool = True,
-) -> SolveBelief:
+) -> SolveBelief | BlockSolveBelief:
     """A Gaussian belief about `x = (A + shift I)^-1 v` from one Lanczos run.
 
     Args:
         A: symmetric positive definite: a 2-D array, a callable `v -> A v` on arrays or pytrees, a
             lineax, scipy or probnum operator (see `as_operator`).
         v: right-hand side, an array `(d,)` or the operator's pytree. Zero is fine: the answer is
-            exactly zero.
+            exactly zero. Several right-hand sides are rows: an array `(k, d)`, or the pytree with
+            a leading axis on every leaf, for an operator that knows its own structure (not for a
+            bare callable). They are solved in one block run: see `solve_block`.
         key: random key, for the symmetry check and the probes.
         num_steps: m, the steps that the mean resolves, 1 to d; `min(d, 50)` by default.
         budget: all products to spend, instead of `num_steps`; the mean is then that of the last
@@ -84,10 +87,16 @@ def solve(
         driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
         progress: show progress bars (host driver). With the host driver, Ctrl-C returns the belief
             that the steps so far support.
+        max_seconds: time limit of the whole call (host driver): it ends like a Ctrl-C, after the
+            product in progress and without a warning; `belief.stats.num_steps` tells how far it
+            came. A quarter is kept for the probes, if there are any.
+        checkpoint: folder in which to keep the run (host driver): the same call, made again after
+            it was killed, goes on from there (see `lanczos`). Probes are run again.
+        checkpoint_seconds: least time between two writes to it.
         throw: raise on failure; with False the belief carries `result` and NaN instead.
 
     Returns:
-        A `SolveBelief`.
+        A `SolveBelief`; a `BlockSolveBelief` for several right-hand sides.
 
     Raises:
         TypeError, ValueError: wrong shapes, dtypes or sizes; a missing key.
@@ -97,6 +106,24 @@ def solve(
     Source:
         pslq.md, section 4.4; METHOD.md section 5.
     """
+    if is_block(A, v):
+        refuse_for_blocks(num_probes=num_probes or None, scale=scale, start=start)
+        refuse_for_blocks(preconditioner=preconditioner, max_seconds=max_seconds)
+        refuse_for_blocks(checkpoint=checkpoint)
+        return solve_block(
+            A,
+            v,
+            key=key,
+            num_steps=num_steps,
+            budget=budget,
+            max_lookahead=max_lookahead,
+            lower_bound=lower_bound,
+            shift=shift,
+            check_symmetric=check_symmetric,
+            driver=driver,
+            progress=progress,
+            throw=throw,
+        )
     operator = as_operator(A, like=v)
     rhs = check_vector(operator, v, "v")
     key = _require_key(key)
@@ -116,39 +143,50 @@ def solve(
             "num_probes=0 needs a run that starts at v, whose error measures the bulk: pass at "
             "least one probe (8 by default), or leave start=None."
         )
+    check_seconds("max_seconds", max_seconds)
+    keeper = open_checkpoint(checkpoint, checkpoint_seconds)
     symmetry_key, probe_key = jax.random.split(key)
 
-    asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
-    operator = precondition(operator, preconditioner)
-    checked = checked + (0 if preconditioner is None else preconditioner.num_products)
-    overhead = checked + num_probes * probe_depth
-    steps = main_steps(num_steps, budget, overhead, default=50, size=size)
-    origin = rhs if from_rhs else check_vector(operator, start, "start")
-    origin = origin if preconditioner is None else preconditioner.inv_sqrt_mv(origin)
-    basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
-    level, spent = jnp.asarray(basis.num_rows, jnp.int32), basis.num_rows
-    if budget is None and basis.num_rows == steps:
-        limit = min(max_lookahead, size - basis.num_rows)
-        basis, ahead = look_ahead(operator, basis, level, limit, shift, bound)
-        spent = spent + ahead
-    else:
-        # A budget was given, or the run was interrupted: report a level whose error was seen.
-        level = _best_level(basis, shift, bound)
-    probes = None
-    if num_probes:
-        probes = run_probes(
-            operator,
-            basis,
-            level,
-            probe_key,
-            num_probes,
-            probe_depth,
-            tolerance=probe_tolerance(num_probes, basis),
-            shift=shift,
-            driver=basis.driver,
-            progress=progress,
-        )
-        spent = spent + num_probes * probes.steps
+    with time_limit(max_seconds):
+        with time_limit(_without_probes(max_seconds, num_probes)):
+            asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
+            operator = precondition(operator, preconditioner)
+            checked = checked + (0 if preconditioner is None else preconditioner.num_products)
+            overhead = checked + num_probes * probe_depth
+            steps = main_steps(num_steps, budget, overhead, default=50, size=size)
+            origin = rhs if from_rhs else check_vector(operator, start, "start")
+            origin = origin if preconditioner is None else preconditioner.inv_sqrt_mv(origin)
+            limit = min(max_lookahead, size - steps) if budget is None else None
+            basis, done = advance(
+                begin_run(origin),
+                operator,
+                steps,
+                driver=driver,
+                progress=progress,
+                limited=max_seconds is not None,
+                keeper=keeper,
+                spare=limit or 0,
+            )
+            # After an interruption, as with a budget, what was run is all there is.
+            limit = limit if done == steps else None
+            basis, level, spent = look_ahead_or_choose(
+                operator, basis, done, limit, shift, bound, keeper
+            )
+        probes = None
+        if num_probes:
+            probes = run_probes(
+                operator,
+                basis,
+                level,
+                probe_key,
+                num_probes,
+                probe_depth,
+                tolerance=probe_tolerance(num_probes, basis),
+                shift=shift,
+                driver=basis.driver,
+                progress=progress,
+            )
+            spent = spent + num_probes * probes.steps
     run = Run(
         basis=basis,
         level=level,
@@ -180,6 +218,9 @@ def inverse(
     check_symmetric: bool = True,
     driver: Driver = "auto",
     progress: bool = False,
+    max_seconds: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_seconds: float = 60.0,
     throw: bool = True,
 ) -> InverseBelief:
     """A Gaussian with covariance close to `(A + shift I)^-1`, from one Lanczos run and probes.
@@ -209,6 +250,12 @@ def inverse(
         driver: `"auto"`, `"compiled"` or `"host"` (see `lanczos`).
         progress: show progress bars (host driver). With the host driver, Ctrl-C ends the phase in
             progress (main run, then probes) and the belief describes what was computed.
+        max_seconds: time limit of the whole call (host driver): main run and probes end like after
+            a Ctrl-C, without a warning; `belief.stats` tells how far they came. A quarter is kept
+            for the probes.
+        checkpoint: folder in which to keep the main run (host driver): the same call, made again
+            after it was killed, goes on from there (see `lanczos`). Probes are run again.
+        checkpoint_seconds: least time between two writes to it.
         throw: raise on failure; with False the belief carries `result` and NaN instead.
 
     Returns:
@@ -234,16 +281,25 @@ def inverse(
     origin = drawn if start is None else check_vector(operator, start, "start")
     centre = jnp.zeros((size,), dtype) if mean is None else check_vector(operator, mean, "mean")
     num_probes = min(num_probes, size)
+    check_seconds("max_seconds", max_seconds)
+    keeper = open_checkpoint(checkpoint, checkpoint_seconds)
 
-    asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
-    operator = precondition(operator, preconditioner)
-    checked = checked + (0 if preconditioner is None else preconditioner.num_products)
+    def longer(basis: KrylovBasis, count: int, driver: Driver) -> tuple[KrylovBasis, int]:
+        return advance(
+            basis,
+            operator,
+            count,
+            driver=driver,
+            progress=progress,
+            limited=max_seconds is not None,
+            keeper=keeper,
+        )
 
-    def measured(basis: KrylovBasis, level: Int[Array, ""]) -> Run:
+    def measured(basis: KrylovBasis, done: int, level: int) -> Run:
         probes = run_probes(
             operator,
             basis,
-            level,
+            jnp.asarray(level, jnp.int32),
             probe_key,
             num_probes,
             probe_depth,
@@ -254,36 +310,49 @@ def inverse(
         )
         run = Run(
             basis=basis,
-            level=level,
+            level=jnp.asarray(level, jnp.int32),
             probes=probes,
             asymmetry=asymmetry,
-            num_matvecs=basis.num_rows + checked + num_probes * probes.steps,
+            num_matvecs=done + checked + num_probes * probes.steps,
             structure=operator.structure,
             preconditioner=preconditioner,
         )
         return with_trace_probes(operator, run, jax.random.fold_in(probe_key, 1), shift, progress)
 
-    if budget is None:
-        steps = main_steps(num_steps, None, 0, default=100, size=size)
-        total = min(steps + lookahead, size)
-        basis = continue_run(begin_run(origin), operator, total, driver=driver, progress=progress)
-        run = measured(basis, jnp.asarray(min(steps, basis.num_rows), jnp.int32))
-    else:
-        total = main_steps(num_steps, budget, checked, default=100, size=None)
-        if not is_concrete((operator, key)):
-            raise ValueError("budget= chooses shapes from what it sees: not under jit/vmap/grad.")
-        kinds = 1 if preconditioner is None else 2
-        steps, num_probes, probe_depth = split_budget(total, num_probes, probe_depth, size, kinds)
-        basis = continue_run(begin_run(origin), operator, steps, driver=driver, progress=progress)
-        run = measured(basis, jnp.asarray(basis.num_rows, jnp.int32))
+    with time_limit(max_seconds):
+        with time_limit(_without_probes(max_seconds, num_probes)):
+            asymmetry, checked = probe_symmetry(operator, symmetry_key, wanted=check_symmetric)
+            operator = precondition(operator, preconditioner)
+            checked = checked + (0 if preconditioner is None else preconditioner.num_products)
+            if budget is None:
+                steps = main_steps(num_steps, None, 0, default=100, size=size)
+                ahead = min(lookahead, size - steps)
+            else:
+                total = main_steps(num_steps, budget, checked, default=100, size=None)
+                if not is_concrete((operator, key)):
+                    raise ValueError(
+                        "budget= chooses shapes from what it sees: not under jit/vmap/grad."
+                    )
+                kinds = 1 if preconditioner is None else 2
+                steps, num_probes, probe_depth = split_budget(
+                    total, num_probes, probe_depth, size, kinds
+                )
+                ahead = 0
+            basis, done = longer(begin_run(origin), steps + ahead, driver)
+        # After an interruption a fifth of the steps still looks ahead.
+        run = measured(basis, done, min(steps, done - min(ahead, done // 5)))
         # What the probes did not need goes to the run.
-        left = min(budget - int(run.num_matvecs), size - basis.num_rows)
+        left = 0 if budget is None else min(budget - int(run.num_matvecs), size - done)
         if left > 0:
             again: Driver = "host" if basis.driver == "host" else "compiled"
-            longer = continue_run(basis, operator, left, driver=again, progress=progress)
-            spent = run.num_matvecs + longer.num_rows - basis.num_rows
-            run = dataclasses.replace(run, basis=longer, num_matvecs=spent)
+            basis, more = longer(first_rows(basis, done), left, again)
+            run = dataclasses.replace(run, basis=basis, num_matvecs=run.num_matvecs + more - done)
     return finish(inverse_belief(run, centre, shift, layout), throw=throw)
+
+
+def _without_probes(max_seconds: float | None, num_probes: int) -> float | None:
+    """The part of a time limit for everything but the probes: three quarters if there are any."""
+    return max_seconds if max_seconds is None or num_probes == 0 else 0.75 * max_seconds
 
 
 @eqx.filter_jit
@@ -329,20 +398,3 @@ def _check_compatible(preconditioner: Preconditioner | None, **others: Any) -> N
                 "P^-1/2 A P^-1/2, whose spectrum is another. Pass the shifted operator as A, and "
                 "a preconditioner built for it."
             )
-
-
-@eqx.filter_jit
-def _best_level(
-    basis: KrylovBasis, shift: Float[Array, ""], lower_bound: Float[Array, ""] | None
-) -> Int[Array, ""]:
-    """The last level whose error the remaining rows have seen; else half of the rows."""
-    tridiagonal = Tridiagonal.of(basis, shift)
-    bound = None if lower_bound is None else lower_bound + shift
-    levels = tridiagonal.rows() + 1
-    errors = jax.vmap(lambda level: lookahead_error(tridiagonal, level, bound))(levels)
-    # Ten steps must follow, as in an adaptive look-ahead, unless there is nothing left to see.
-    exhausted = basis.residual_norm() == 0
-    enough = errors.sufficient() & (levels + 10 <= basis.filled)
-    best = jnp.max(jnp.where(enough, levels, 0))
-    best = jnp.where(best > 0, best, jnp.maximum(basis.filled // 2, 1))
-    return jnp.where(exhausted, basis.filled, best)

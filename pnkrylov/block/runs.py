@@ -1,0 +1,251 @@
+"""A block run and its price, its look-ahead, and the level that it supports."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pnkrylov._structure import VectorStructure
+from pnkrylov.block.krylov import BlockKrylovBasis, block_step, host_block_step, pad_blocks
+from pnkrylov.block.lookahead import BlockIncrements, block_lookahead_error
+from pnkrylov.block.tridiagonal import BlockTridiagonal
+from pnkrylov.errors import (
+    NotFiniteError,
+    NotPositiveDefiniteError,
+    NotSymmetricError,
+    PnkrylovError,
+)
+from pnkrylov.krylov import Interruptible, is_concrete
+from pnkrylov.operators import SPDOperator, symmetry_tolerance
+from pnkrylov.results import RESULTS
+
+# The look-ahead is judged after every so many steps.
+_CHUNK = 10
+
+
+class BlockRun(eqx.Module):
+    """One block run; beliefs are views of it.
+
+    Attributes:
+        basis: the basis, look-ahead included, of the unshifted operator.
+        level: m, in blocks, where the look-ahead begins.
+        asymmetry: what the symmetry probe measured, or NaN.
+        num_matvecs: all products that were spent, k for each step.
+        structure: one of the user's vectors.
+    """
+
+    basis: BlockKrylovBasis
+    level: Int[Array, ""]
+    asymmetry: Float[Array, ""]
+    num_matvecs: Int[Array, ""]
+    structure: VectorStructure = eqx.field(static=True)
+
+    def tridiagonal(self, shift: Float[Array, ""]) -> BlockTridiagonal:
+        """The factored T, shifted."""
+        return BlockTridiagonal.of(self.basis, shift)
+
+    def result(
+        self,
+        shift: Float[Array, ""],
+        lower_bound: Float[Array, ""] | None,
+        ritz_range: Float[Array, "2"],
+    ) -> RESULTS:
+        """The result code: the first thing that is wrong, in the order of cause and effect."""
+        smallest, largest = ritz_range
+        basis, eps = self.basis, jnp.finfo(self.basis.dtype).eps
+        nothing = basis.filled == 0
+        # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.
+        definite = (smallest > 10 * eps * largest) | nothing
+        finite = jnp.all(jnp.isfinite(basis.diagonal)) & jnp.all(jnp.isfinite(basis.coupling))
+        symmetric = ~(self.asymmetry > symmetry_tolerance(self.structure))
+        result = RESULTS.successful
+        if lower_bound is not None:
+            bound = lower_bound + shift
+            fine = (bound > 0) & (bound <= smallest + 10 * eps * largest) | nothing
+            result = RESULTS.where(fine, result, RESULTS.bad_lower_bound)
+        result = RESULTS.where(definite, result, RESULTS.not_positive_definite)
+        result = RESULTS.where(symmetric, result, RESULTS.not_symmetric)
+        result = RESULTS.where(finite, result, RESULTS.nonfinite_product)
+        given = jnp.all(jnp.isfinite(basis.start_norms))
+        return RESULTS.where(given, result, RESULTS.nonfinite_input)
+
+    def raise_unless(self, result: RESULTS, shift: Array, lower_bound: Array | None) -> None:
+        """Raises the error of a failed run, with the measured value (concrete values only)."""
+        if bool(result == RESULTS.successful):
+            return
+        if bool(result == RESULTS.nonfinite_input):
+            raise NotFiniteError(NotFiniteError.message("A right-hand side"))
+        if bool(result == RESULTS.nonfinite_product):
+            raise NotFiniteError(NotFiniteError.message("A product A v"))
+        if bool(result == RESULTS.not_symmetric):
+            tolerance = symmetry_tolerance(self.structure)
+            raise NotSymmetricError(NotSymmetricError.message(float(self.asymmetry), tolerance))
+        values = self.tridiagonal(shift).eigenvalues()
+        smallest, largest = float(values[0]), float(values[-1])
+        if bool(result == RESULTS.not_positive_definite):
+            raise NotPositiveDefiniteError(
+                NotPositiveDefiniteError.message(f"{smallest:.6g} (the largest is {largest:.6g})")
+            )
+        assert lower_bound is not None
+        raise PnkrylovError(
+            f"lower_bound={float(lower_bound):.6g} (plus shift {float(shift):.6g}) is not a lower "
+            f"bound of the spectrum: it must be positive, and the smallest Ritz value is "
+            f"{smallest:.6g}. Pass a smaller one, or none."
+        )
+
+
+def block_look_ahead(
+    operator: SPDOperator,
+    basis: BlockKrylovBasis,
+    level: Int[Array, ""],
+    limit: int,
+    shift: Float[Array, ""],
+    lower_bound: Float[Array, ""] | None,
+) -> tuple[BlockKrylovBasis, Int[Array, ""]]:
+    """Continues a run until the errors of level m are seen, of every right-hand side.
+
+    Args:
+        operator: A, unshifted.
+        basis: the run so far, all of whose blocks are filled, at least `level` of them.
+        level: m.
+        limit: most steps to take.
+        shift: alpha.
+        lower_bound: a lower bound of the spectrum, unshifted, or None.
+
+    Returns:
+        The longer basis, with room for at most `limit` more blocks, and the steps taken.
+    """
+    if limit == 0:
+        return basis, jnp.zeros((), jnp.int32)
+    # Ten steps are taken in any case, without room for more: that room would cost every
+    # Gram-Schmidt pass as much as vectors.
+    first, bounds, begin = min(limit, _CHUNK), (shift, lower_bound), basis.num_blocks
+    host = basis.driver == "host"
+    basis = pad_blocks(basis, begin + first)
+    if host:
+        basis, taken = _on_host(operator, basis, begin, level, None)
+    else:
+        basis, taken = _unjudged(operator, basis, begin)
+    begin = basis.num_blocks
+    if limit == first:
+        return basis, taken
+    # Fewer steps than wanted: the space is exhausted, or the run was interrupted.
+    enough = (taken < first) | seen_enough(basis, level, *bounds)
+    if is_concrete(enough) and bool(enough):
+        return basis, taken
+    basis = pad_blocks(basis, begin + limit - first)
+    if host:
+        basis, more = _on_host(operator, basis, begin, level, bounds)
+    else:
+        basis, more = _judged(operator, basis, begin, level, bounds, enough)
+    return basis, taken + more
+
+
+def _on_host(
+    operator: SPDOperator,
+    basis: BlockKrylovBasis,
+    begin: int,
+    level: Array,
+    bounds: tuple[Array, Array | None] | None,
+) -> tuple[BlockKrylovBasis, Int[Array, ""]]:
+    """Steps after the first `begin` ones; with bounds, judged after every ten."""
+    # A copy, because the steps update the basis in place and the caller keeps theirs.
+    basis = jax.tree.map(jnp.copy, basis)
+    position = begin
+    with Interruptible() as interrupt:
+        while position < basis.num_blocks and not interrupt.requested:
+            if bool(basis.exhausted()):
+                break
+            due = position > begin and (position - begin) % _CHUNK == 0
+            if bounds is not None and due and bool(seen_enough(basis, level, *bounds)):
+                break
+            index = jnp.asarray(position, jnp.int32)
+            basis = jax.block_until_ready(host_block_step(operator, basis, index))
+            position += 1
+    return basis, jnp.asarray(position - begin, jnp.int32)
+
+
+@eqx.filter_jit
+def _unjudged(
+    operator: SPDOperator, basis: BlockKrylovBasis, begin: int
+) -> tuple[BlockKrylovBasis, Int[Array, ""]]:
+    end = jnp.asarray(basis.num_blocks, jnp.int32)
+    basis, position = _fill(operator, basis, jnp.asarray(begin, jnp.int32), end)
+    return basis, position - begin
+
+
+def _fill(
+    operator: SPDOperator, basis: BlockKrylovBasis, position: Array, end: Array
+) -> tuple[BlockKrylovBasis, Array]:
+    """Steps to `end`, or until the space is exhausted."""
+    return jax.lax.while_loop(
+        lambda state: (state[1] < end) & ~state[0].exhausted(),
+        lambda state: (block_step(operator, state[0], state[1]), state[1] + 1),
+        (basis, position),
+    )
+
+
+@eqx.filter_jit
+def _judged(
+    operator: SPDOperator,
+    basis: BlockKrylovBasis,
+    begin: int,
+    level: Array,
+    bounds: tuple[Array, Array | None],
+    enough: Array,
+) -> tuple[BlockKrylovBasis, Int[Array, ""]]:
+    end = basis.num_blocks
+
+    def unfinished(state):
+        basis, position, enough = state
+        return (position < end) & ~basis.exhausted() & ~enough
+
+    def chunk(state):
+        basis, position, _ = state
+        basis, position = _fill(operator, basis, position, jnp.minimum(position + _CHUNK, end))
+        return basis, position, seen_enough(basis, level, *bounds)
+
+    start = (basis, jnp.asarray(begin, jnp.int32), enough)
+    basis, position, _ = jax.lax.while_loop(unfinished, chunk, start)
+    return basis, position - begin
+
+
+@eqx.filter_jit
+def seen_enough(
+    basis: BlockKrylovBasis, level: Array, shift: Array, lower_bound: Array | None
+) -> Array:
+    """Whether the blocks after level m show enough of every error; ten blocks at least."""
+    tridiagonal = BlockTridiagonal.of(basis, shift)
+    increments = BlockIncrements.of(tridiagonal, basis.start_coordinates)
+    bound = None if lower_bound is None else lower_bound + shift
+    error = block_lookahead_error(tridiagonal, increments, level, tridiagonal.ritz_range(), bound)
+    return (basis.filled >= level + _CHUNK) & jnp.all(error.sufficient())
+
+
+@eqx.filter_jit
+def best_block_level(
+    basis: BlockKrylovBasis, shift: Float[Array, ""], lower_bound: Float[Array, ""] | None
+) -> Int[Array, ""]:
+    """The last level whose errors the remaining blocks have seen; else half of the blocks."""
+    tridiagonal = BlockTridiagonal.of(basis, shift)
+    increments = BlockIncrements.of(tridiagonal, basis.start_coordinates)
+    ritz_range = tridiagonal.ritz_range()
+    bound = None if lower_bound is None else lower_bound + shift
+
+    def sufficient(level):
+        error = block_lookahead_error(tridiagonal, increments, level, ritz_range, bound)
+        return jnp.all(error.sufficient())
+
+    levels = tridiagonal.blocks() + 1
+    # Ten steps must follow, as in an adaptive look-ahead, unless there is nothing left to see.
+    enough = jax.vmap(sufficient)(levels) & (levels + _CHUNK <= basis.filled)
+    best = jnp.max(jnp.where(enough, levels, 0))
+    best = jnp.where(best > 0, best, jnp.maximum(basis.filled // 2, 1))
+    return jnp.where(basis.exhausted(), basis.filled, best)
+
+
+def replaced(run: BlockRun, basis: BlockKrylovBasis, level: Array, spent: Array) -> BlockRun:
+    """The run after `spent` more products."""
+    return dataclasses.replace(run, basis=basis, level=level, num_matvecs=run.num_matvecs + spent)
