@@ -81,7 +81,19 @@ class SPDOperator(lx.AbstractLinearOperator):
         return self.in_structure()
 
 
-class DenseOperator(SPDOperator):
+class EntryOperator(SPDOperator):
+    """An operator whose entries are known without a product."""
+
+    @abc.abstractmethod
+    def diagonal(self) -> Float[Array, " d"]:
+        """The diagonal."""
+
+    @abc.abstractmethod
+    def row(self, index: Int[Array, ""]) -> Float[Array, " d"]:
+        """Row `index`."""
+
+
+class DenseOperator(EntryOperator):
     """A dense matrix in memory."""
 
     matrix: Float[Array, "d d"]
@@ -102,6 +114,14 @@ class DenseOperator(SPDOperator):
     def as_matrix(self) -> Float[Array, "d d"]:
         """The matrix itself."""
         return self.matrix
+
+    def diagonal(self) -> Float[Array, " d"]:
+        """The diagonal of the matrix."""
+        return jnp.diagonal(self.matrix)
+
+    def row(self, index: Int[Array, ""]) -> Float[Array, " d"]:
+        """Row `index` of the matrix."""
+        return self.matrix[index]
 
 
 class SparseOperator(SPDOperator):

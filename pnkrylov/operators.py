@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from pnkrylov._closures import close
 from pnkrylov._operator_types import (
     DenseOperator,
+    EntryOperator,
     FunctionOperator,
     HostOperator,
     HostProduct,
@@ -26,6 +27,7 @@ from pnkrylov._structure import VectorStructure, check_dtype, describe
 
 __all__ = [
     "DenseOperator",
+    "EntryOperator",
     "FunctionOperator",
     "HostOperator",
     "SPDOperator",

@@ -8,7 +8,7 @@ import lineax as lx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from pnkrylov.estimate import Estimate
-from pnkrylov.operators import DenseOperator, SparseOperator, SPDOperator, as_operator
+from pnkrylov.operators import EntryOperator, SparseOperator, SPDOperator, as_operator
 
 
 def operator_diagonal(
@@ -63,13 +63,13 @@ def _exact(diagonal: Array, num_products: int) -> Estimate:
 
 def stores_diagonal(operator: SPDOperator) -> bool:
     """Whether the diagonal can be read off without a product."""
-    return isinstance(operator, (DenseOperator, SparseOperator))
+    return isinstance(operator, EntryOperator | SparseOperator)
 
 
 def stored_diagonal(operator: SPDOperator) -> Float[Array, " d"]:
     """The diagonal of an operator that stores it."""
-    if isinstance(operator, DenseOperator):
-        return jnp.diagonal(operator.matrix)
+    if isinstance(operator, EntryOperator):
+        return operator.diagonal()
     assert isinstance(operator, SparseOperator)
     row, column = operator.coordinates.T
     entries = jnp.where(row == column, operator.entries, 0)
@@ -77,15 +77,15 @@ def stored_diagonal(operator: SPDOperator) -> Float[Array, " d"]:
 
 
 def operator_row(operator: SPDOperator, index: Int[Array, ""]) -> Float[Array, " d"]:
-    """Row `index`: read from a dense matrix, else by a product with a unit vector."""
-    if isinstance(operator, DenseOperator):
-        return operator.matrix[index]
+    """Row `index`: read off where entries are known, else by a product with a unit vector."""
+    if isinstance(operator, EntryOperator):
+        return operator.row(index)
     return operator.mv(jnp.zeros((operator.size,), operator.dtype).at[index].set(1))
 
 
 def row_cost(operator: SPDOperator) -> int:
     """Products that one row costs."""
-    return 0 if isinstance(operator, DenseOperator) else 1
+    return 0 if isinstance(operator, EntryOperator) else 1
 
 
 def diagonal_cost(A: Any, operator: SPDOperator, num_probes: int) -> int:
