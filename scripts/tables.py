@@ -17,11 +17,16 @@ def markdown(header, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
+def commit_name(commit):
+    """A short name that still says whether the tree had other changes."""
+    return commit[:12] + "+changes" * commit.endswith("+changes")
+
+
 def made_by(result):
     """The line under every table: what made it."""
     made = result["provenance"]
     return (
-        f"Made by `{made['command']}` at commit `{made['commit'][:12]}` on {made['date']}, "
+        f"Made by `{made['command']}` at commit `{commit_name(made['commit'])}` on {made['date']}, "
         f"{made['machine']}, Python {made['python']}, jax {made['versions']['jax']}."
     )
 
@@ -127,7 +132,8 @@ def ciq_vs_linear_operator(result):
     ]
     header = ["setting", "method", "right-hand sides", "error, ours / theirs", "time"]
     made = (
-        f"Made by `{result['command']}` at commit `{result['commit'][:12]}` on {result['date']}, "
+        f"Made by `{result['command']}` at commit `{commit_name(result['commit'])}` "
+        f"on {result['date']}, "
         f"{result['cpu']}, {result['cores_used']} core used, jax {result['versions']['jax']}, "
         f"linear_operator {result['versions']['linear_operator']}, "
         f"torch {result['versions']['torch']}."

@@ -15,11 +15,19 @@ import jaxlib
 import matplotlib
 import pytest
 
+X64 = os.environ.get("PNKRYLOV_TEST_X64", "1") != "0"
+# `make test-slow` runs what is slow, and both precisions in one JAX.
+SLOW = os.environ.get("PNKRYLOV_TEST_DTYPES") == "all"
+
+flags = os.environ.get("XLA_FLAGS", "").split()
 # What importing pnkrylov does (see pnkrylov/_jaxlib.py), for tests that use JAX before it.
 if jaxlib.__version__ == "0.10.2":
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
-
-X64 = os.environ.get("PNKRYLOV_TEST_X64", "1") != "0"
+    flags.append("--xla_cpu_experimental_ynn_fusion_type=")
+# Everyday tests compile for minutes what runs for moments: XLA's own passes stay, LLVM's do not.
+# The slow tests, the notebooks and the demo run what users run.
+if not SLOW:
+    flags.append("--xla_backend_optimization_level=0")
+os.environ["XLA_FLAGS"] = " ".join(flags)
 
 # What one worker, or an earlier run, has compiled is read instead of compiled again.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -66,7 +74,7 @@ def pytest_collection_modifyitems(items):
 # `make test` runs float32 as most users run JAX, without 64-bit floats, and then float64;
 # `make test-slow` adds float32 in a JAX that has 64-bit floats.
 DTYPES = ["float64"] if X64 else ["float32"]
-if os.environ.get("PNKRYLOV_TEST_DTYPES") == "all":
+if SLOW:
     DTYPES = ["float32", "float64"]
 
 
