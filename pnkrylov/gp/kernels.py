@@ -192,7 +192,7 @@ def _distances(squares: Float[Array, "s n"]) -> Float[Array, "s n"]:
 class RBF(StationaryKernel):
     """`variance * exp(-r^2 / 2)`, the squared exponential.
 
-    Args:
+    Attributes:
         lengthscale: One number, or `(p,)` numbers, one per column of the inputs.
         variance: One number.
 
@@ -214,7 +214,7 @@ class RBF(StationaryKernel):
 class Matern12(StationaryKernel):
     """`variance * exp(-r)`: continuous, nowhere differentiable functions.
 
-    Args:
+    Attributes:
         lengthscale: One number, or `(p,)` numbers, one per column of the inputs.
         variance: One number.
 
@@ -236,7 +236,7 @@ class Matern12(StationaryKernel):
 class Matern32(StationaryKernel):
     """`variance * (1 + a) exp(-a)` with `a = sqrt(3) r`: functions differentiable once.
 
-    Args:
+    Attributes:
         lengthscale: One number, or `(p,)` numbers, one per column of the inputs.
         variance: One number.
 
@@ -259,7 +259,7 @@ class Matern32(StationaryKernel):
 class Matern52(StationaryKernel):
     """`variance * (1 + a + a^2 / 3) exp(-a)`, `a = sqrt(5) r`: functions differentiable twice.
 
-    Args:
+    Attributes:
         lengthscale: One number, or `(p,)` numbers, one per column of the inputs.
         variance: One number.
 
@@ -282,7 +282,7 @@ class Matern52(StationaryKernel):
 class RationalQuadratic(StationaryKernel):
     """`variance * (1 + r^2 / (2 mixture))^-mixture`: RBF kernels of many lengthscales, mixed.
 
-    Args:
+    Attributes:
         lengthscale: One number, or `(p,)` numbers, one per column of the inputs.
         variance: One number.
         mixture: One number, alpha in the source; at infinity the kernel is RBF.
