@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness import CountingOperator, count_compilations, no_type_checker
 from oracles import SPECTRA, random_orthogonal, with_spectrum
+from pnkrylov import krylov
 from pnkrylov.krylov import Interruptible, continue_run, lanczos
 from pnkrylov.operators import as_operator
 
@@ -139,8 +140,10 @@ def test_the_host_driver_equals_the_compiled_one(dtype):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * float(jnp.max(jnp.abs(b))))
 
 
-def test_the_automatic_driver_times_a_callable():
+def test_the_automatic_driver_times_a_callable(monkeypatch):
     """Slow products stay on the host, quick ones move into the compiled loop; both are right."""
+    # Far above what a quick step takes on a busy machine.
+    monkeypatch.setattr(krylov, "_HOST_SECONDS_PER_STEP", 0.1)
     matrix = with_spectrum(np.geomspace(1, 10, 12), 0).astype(np.float32)
     start = normal(12, np.float32)
 
@@ -149,7 +152,7 @@ def test_the_automatic_driver_times_a_callable():
 
     def slow(vector):
         def product(vector):
-            time.sleep(0.02)
+            time.sleep(0.15)
             return matrix @ np.asarray(vector)
 
         return jax.pure_callback(product, vector, vector)

@@ -277,4 +277,6 @@ def _mix(rhs_covariance: Array, draws: Array) -> Array:
     """Draws `(N, k, d)` of independent rows, mixed to have the covariance N between rows."""
     values, vectors = jnp.linalg.eigh(rhs_covariance)
     root = vectors * jnp.sqrt(jnp.maximum(values, 0))[None, :]
+    # Eigenvectors are right to rounding, but what is known exactly does not vary at all.
+    root = jnp.where(jnp.diagonal(rhs_covariance)[:, None] > 0, root, 0)
     return jnp.einsum("ij,njd->nid", root, draws, precision=_HIGHEST)
