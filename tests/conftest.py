@@ -27,6 +27,9 @@ if jaxlib.__version__ == "0.10.2":
 # The slow tests, the notebooks and the demo run what users run.
 if not SLOW:
     flags.append("--xla_backend_optimization_level=0")
+# One core for each of two workers. Without it XLA 0.10.2 was seen to wait for ever, all threads
+# idle, in a program with two `error_if`s.
+flags.append("--xla_cpu_multi_thread_eigen=false")
 os.environ["XLA_FLAGS"] = " ".join(flags)
 
 # What one worker, or an earlier run, has compiled is read instead of compiled again.

@@ -14,6 +14,7 @@ from pnkrylov._structure import VectorStructure
 from pnkrylov.beliefs import InverseBelief
 from pnkrylov.gp.operator import KernelOperator, kernel_operator
 from pnkrylov.gp.roots import square_root
+from pnkrylov.krylov import is_concrete
 from pnkrylov.operators import SPDOperator
 from pnkrylov.preconditioners._checks import check_positive
 from pnkrylov.solve import inverse
@@ -107,7 +108,7 @@ def factor(
         block_rows: As in `kernel_operator`.
 
     Returns:
-        The stand-in for a Cholesky factor.
+        The stand-in for a Cholesky factor. While JAX traces, failures become NaN.
 
     Raises:
         TypeError, ValueError: As `kernel_operator` and `pnkrylov.inverse`.
@@ -115,8 +116,13 @@ def factor(
         PnkrylovError: As `pnkrylov.inverse`.
     """
     bare = kernel_operator(kernel, X, block_rows=block_rows)
-    remedy = "The noise variance bounds the spectrum from below: make it positive."
-    noise = check_positive(noise, "noise", remedy)
+    concrete = is_concrete((bare, noise))
+    if concrete:
+        remedy = "The noise variance bounds the spectrum from below: make it positive."
+        noise = check_positive(noise, "noise", remedy)
+    else:
+        # No `error_if` in a program that also takes roots: see `square_root`.
+        noise = jnp.where(noise > 0, noise, jnp.nan)
     if noise.dtype != bare.dtype:
         raise TypeError(f"noise has dtype {noise.dtype}, but X has dtype {bare.dtype}. Cast one.")
     operator = NoisyKernelOperator(bare=bare, noise=noise, structure=bare.structure)
@@ -128,6 +134,7 @@ def factor(
         num_probes=num_probes,
         probe_depth=probe_depth,
         check_symmetric=False,
+        throw=concrete,
     )
     signs = jax.random.rademacher(key, (min(num_probes, bare.size), bare.size), bare.dtype)
     rtol = (1e-9 if bare.dtype == jnp.float64 else 1e-4) if rtol is None else rtol
