@@ -174,6 +174,7 @@ def test_new_values_do_not_recompile():
     assert not compiled
 
 
+@pytest.mark.slow
 @pytest.mark.one_precision
 def test_vmap_equals_a_loop(dtype):
     matrix, _ = problem()

@@ -20,6 +20,7 @@ def check(records):
             assert 0.90 <= coverage(counted(records, spectrum), kind) <= 0.99, (spectrum, kind)
 
 
+@pytest.mark.slow
 def test_look_ahead_scale_is_calibrated():
     check(grid({300: 1}, spectra=SPECTRA, scales=("lookahead",)))
 

@@ -152,6 +152,7 @@ def test_too_few_steps_are_said(method, dtype):
     assert np.all(errors > 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.one_precision
 def test_wrong_bounds_are_noticed(dtype):
     matrix, rows = problem(dtype)

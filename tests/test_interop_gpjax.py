@@ -64,6 +64,7 @@ def tolerance(dtype):
     return dict(rtol=3e-3, atol=3e-4) if dtype == jnp.float32 else dict(rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.one_precision
 def test_a_posterior_predicts_as_the_exact_one(gpx, dtype):
     train, Xs = data(gpx, dtype)

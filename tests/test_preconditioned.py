@@ -281,6 +281,7 @@ def test_products_on_the_host_stay_there():
     assert belief.stats.driver == "host"
 
 
+@pytest.mark.slow
 def test_refinement_equals_a_longer_run():
     matrix, preconditioner = pair()
     rhs = jnp.ones(SIZE)
