@@ -4,7 +4,7 @@ Beliefs are views of a run. Shifting, refining, saving and re-scaling start from
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
@@ -77,25 +77,17 @@ class Run(eqx.Module):
 
         `ritz_range` is that of everything that was run, probes included.
         """
-        smallest, largest = ritz_range
-        eps = jnp.finfo(self.basis.dtype).eps
-        nothing = self.basis.filled == 0
-        # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.
-        definite = (smallest > 10 * eps * largest) | nothing
         finite = jnp.all(jnp.isfinite(self.basis.alpha)) & jnp.all(jnp.isfinite(self.basis.beta))
         if self.probes is not None:
             finite = finite & jnp.all(jnp.isfinite(self.probes.alpha))
-        symmetric = ~(self.asymmetry > symmetry_tolerance(self.structure))
-        result = RESULTS.successful
-        if lower_bound is not None:
-            bound = lower_bound + shift
-            # A Ritz value may touch the spectrum's edge; rounding must not refuse it.
-            fine = (bound > 0) & (bound <= smallest + 10 * eps * largest) | nothing
-            result = RESULTS.where(fine, result, RESULTS.bad_lower_bound)
-        result = RESULTS.where(definite, result, RESULTS.not_positive_definite)
-        result = RESULTS.where(symmetric, result, RESULTS.not_symmetric)
-        result = RESULTS.where(finite, result, RESULTS.nonfinite_product)
-        return RESULTS.where(jnp.all(jnp.isfinite(rhs)), result, RESULTS.nonfinite_input)
+        return first_failure(
+            given=jnp.all(jnp.isfinite(rhs)),
+            finite=finite,
+            symmetric=~(self.asymmetry > symmetry_tolerance(self.structure)),
+            nothing=self.basis.filled == 0,
+            ritz_range=ritz_range,
+            lower_bound=None if lower_bound is None else lower_bound + shift,
+        )
 
     def _smallest_of_probes(self, shift: Array) -> Array:
         if self.probes is None:
@@ -108,25 +100,90 @@ class Run(eqx.Module):
             return
         smallest, largest = (float(x) for x in self.tridiagonal(shift).ritz_range())
         smallest = min(smallest, float(self._smallest_of_probes(shift)))
-        if bool(result == RESULTS.nonfinite_input):
-            raise NotFiniteError(
-                NotFiniteError.message("The mean, right-hand side or start vector")
-            )
-        if bool(result == RESULTS.nonfinite_product):
-            raise NotFiniteError(NotFiniteError.message("A product A v"))
-        if bool(result == RESULTS.not_symmetric):
-            tolerance = symmetry_tolerance(self.structure)
-            raise NotSymmetricError(NotSymmetricError.message(float(self.asymmetry), tolerance))
-        if bool(result == RESULTS.not_positive_definite):
-            raise NotPositiveDefiniteError(
-                NotPositiveDefiniteError.message(f"{smallest:.6g} (the largest is {largest:.6g})")
-            )
-        assert lower_bound is not None
-        raise PnkrylovError(
-            f"lower_bound={float(lower_bound):.6g} (plus shift {float(shift):.6g}) is not a lower "
-            f"bound of the spectrum: it must be positive, and the smallest Ritz value is "
-            f"{smallest:.6g}. Pass a smaller one, or none."
+        raise_failure(
+            result,
+            given="The mean, right-hand side or start vector",
+            asymmetry=self.asymmetry,
+            structure=self.structure,
+            ritz_range=(smallest, largest),
+            lower_bound=lower_bound,
+            shift=shift,
         )
+
+
+def first_failure(
+    *,
+    given: Array,
+    finite: Array,
+    symmetric: Array,
+    nothing: Array,
+    ritz_range: Array,
+    lower_bound: Array | None,
+) -> RESULTS:
+    """The result code: the first thing that is wrong, in the order of cause and effect.
+
+    Args:
+        given: whether what the user gave is finite.
+        finite: whether the coefficients are.
+        symmetric: whether the symmetry check passed.
+        nothing: whether there was nothing to run on.
+        ritz_range: smallest and largest Ritz value, shift included.
+        lower_bound: of the spectrum, shift included, or None.
+    """
+    smallest, largest = ritz_range
+    eps = jnp.finfo(ritz_range.dtype).eps
+    # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.
+    definite = (smallest > 10 * eps * largest) | nothing
+    result = RESULTS.successful
+    if lower_bound is not None:
+        # A Ritz value may touch the spectrum's edge; rounding must not refuse it.
+        fine = (lower_bound > 0) & (lower_bound <= smallest + 10 * eps * largest) | nothing
+        result = RESULTS.where(fine, result, RESULTS.bad_lower_bound)
+    result = RESULTS.where(definite, result, RESULTS.not_positive_definite)
+    result = RESULTS.where(symmetric, result, RESULTS.not_symmetric)
+    result = RESULTS.where(finite, result, RESULTS.nonfinite_product)
+    return RESULTS.where(given, result, RESULTS.nonfinite_input)
+
+
+def raise_failure(
+    result: RESULTS,
+    *,
+    given: str,
+    asymmetry: Array,
+    structure: VectorStructure,
+    ritz_range: tuple[float, float],
+    lower_bound: Array | None,
+    shift: Array,
+) -> NoReturn:
+    """Raises the error of a failed run, with the measured values.
+
+    Args:
+        result: its code, not a success.
+        given: what the message calls the user's vectors.
+        asymmetry: what the symmetry check measured.
+        structure: the user's vectors.
+        ritz_range: smallest and largest Ritz value, shift included.
+        lower_bound: of the spectrum, unshifted, or None.
+        shift: alpha.
+    """
+    smallest, largest = ritz_range
+    if bool(result == RESULTS.nonfinite_input):
+        raise NotFiniteError(NotFiniteError.message(given))
+    if bool(result == RESULTS.nonfinite_product):
+        raise NotFiniteError(NotFiniteError.message("A product A v"))
+    if bool(result == RESULTS.not_symmetric):
+        tolerance = symmetry_tolerance(structure)
+        raise NotSymmetricError(NotSymmetricError.message(float(asymmetry), tolerance))
+    if bool(result == RESULTS.not_positive_definite):
+        raise NotPositiveDefiniteError(
+            NotPositiveDefiniteError.message(f"{smallest:.6g} (the largest is {largest:.6g})")
+        )
+    assert lower_bound is not None
+    raise PnkrylovError(
+        f"lower_bound={float(lower_bound):.6g} (plus shift {float(shift):.6g}) is not a lower "
+        f"bound of the spectrum: it must be positive, and the smallest Ritz value is "
+        f"{smallest:.6g}. Pass a smaller one, or none."
+    )
 
 
 def finish(belief: Any, *, throw: bool) -> Any:

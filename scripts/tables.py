@@ -176,12 +176,13 @@ def tables():
     return made
 
 
-def main():
+def write(made):
+    """Writes tables into docs/tables."""
     TABLES.mkdir(exist_ok=True)
-    for name, text in tables().items():
+    for name, text in made.items():
         (TABLES / f"{name}.md").write_text(text + "\n")
         print(TABLES / f"{name}.md")
 
 
 if __name__ == "__main__":
-    main()
+    write(tables())

@@ -1,14 +1,9 @@
 """Writes docs/tables/block_*.md from benchmarks/results/block.json (see scripts/tables.py)."""
 
 import json
-import pathlib
-import runpy
 
 import numpy as np
-
-SHARED = runpy.run_path(str(pathlib.Path(__file__).parent / "tables.py"))
-RESULTS, TABLES = SHARED["RESULTS"], SHARED["TABLES"]
-markdown, made_by = SHARED["markdown"], SHARED["made_by"]
+from tables import RESULTS, made_by, markdown, write
 
 
 def calibration(records):
@@ -74,11 +69,5 @@ def tables():
     }
 
 
-def main():
-    for name, text in tables().items():
-        (TABLES / f"{name}.md").write_text(text + "\n")
-        print(TABLES / f"{name}.md")
-
-
 if __name__ == "__main__":
-    main()
+    write(tables())

@@ -5,7 +5,7 @@
 
 import json
 
-from tables import RESULTS, TABLES, made_by, markdown
+from tables import RESULTS, made_by, markdown, write
 
 
 def calibration(result):
@@ -91,12 +91,5 @@ def tables():
     }
 
 
-def main():
-    """Writes them."""
-    for name, text in tables().items():
-        (TABLES / f"{name}.md").write_text(text + "\n")
-        print(TABLES / f"{name}.md")
-
-
 if __name__ == "__main__":
-    main()
+    write(tables())

@@ -5,7 +5,7 @@
 
 import json
 
-from tables import RESULTS, TABLES, made_by, markdown
+from tables import RESULTS, made_by, markdown, write
 
 
 def _times(value):
@@ -136,12 +136,5 @@ def tables():
     return made
 
 
-def main():
-    TABLES.mkdir(exist_ok=True)
-    for name, text in tables().items():
-        (TABLES / f"{name}.md").write_text(text + "\n")
-        print(TABLES / f"{name}.md")
-
-
 if __name__ == "__main__":
-    main()
+    write(tables())

@@ -11,15 +11,10 @@ from pnkrylov._structure import VectorStructure
 from pnkrylov.block.krylov import BlockKrylovBasis, block_step, host_block_step, pad_blocks
 from pnkrylov.block.lookahead import BlockIncrements, block_lookahead_error
 from pnkrylov.block.tridiagonal import BlockTridiagonal
-from pnkrylov.errors import (
-    NotFiniteError,
-    NotPositiveDefiniteError,
-    NotSymmetricError,
-    PnkrylovError,
-)
 from pnkrylov.krylov import Interruptible, is_concrete
 from pnkrylov.operators import SPDOperator, symmetry_tolerance
 from pnkrylov.results import RESULTS
+from pnkrylov.runs import first_failure, raise_failure
 
 # The look-ahead is judged after every so many steps.
 _CHUNK = 10
@@ -53,46 +48,29 @@ class BlockRun(eqx.Module):
         ritz_range: Float[Array, "2"],
     ) -> RESULTS:
         """The result code: the first thing that is wrong, in the order of cause and effect."""
-        smallest, largest = ritz_range
-        basis, eps = self.basis, jnp.finfo(self.basis.dtype).eps
-        nothing = basis.filled == 0
-        # Ritz values carry errors of a few eps ||A||: below that A may as well be singular.
-        definite = (smallest > 10 * eps * largest) | nothing
-        finite = jnp.all(jnp.isfinite(basis.diagonal)) & jnp.all(jnp.isfinite(basis.coupling))
-        symmetric = ~(self.asymmetry > symmetry_tolerance(self.structure))
-        result = RESULTS.successful
-        if lower_bound is not None:
-            bound = lower_bound + shift
-            fine = (bound > 0) & (bound <= smallest + 10 * eps * largest) | nothing
-            result = RESULTS.where(fine, result, RESULTS.bad_lower_bound)
-        result = RESULTS.where(definite, result, RESULTS.not_positive_definite)
-        result = RESULTS.where(symmetric, result, RESULTS.not_symmetric)
-        result = RESULTS.where(finite, result, RESULTS.nonfinite_product)
-        given = jnp.all(jnp.isfinite(basis.start_norms))
-        return RESULTS.where(given, result, RESULTS.nonfinite_input)
+        basis = self.basis
+        return first_failure(
+            given=jnp.all(jnp.isfinite(basis.start_norms)),
+            finite=jnp.all(jnp.isfinite(basis.diagonal)) & jnp.all(jnp.isfinite(basis.coupling)),
+            symmetric=~(self.asymmetry > symmetry_tolerance(self.structure)),
+            nothing=basis.filled == 0,
+            ritz_range=ritz_range,
+            lower_bound=None if lower_bound is None else lower_bound + shift,
+        )
 
     def raise_unless(self, result: RESULTS, shift: Array, lower_bound: Array | None) -> None:
         """Raises the error of a failed run, with the measured value (concrete values only)."""
         if bool(result == RESULTS.successful):
             return
-        if bool(result == RESULTS.nonfinite_input):
-            raise NotFiniteError(NotFiniteError.message("A right-hand side"))
-        if bool(result == RESULTS.nonfinite_product):
-            raise NotFiniteError(NotFiniteError.message("A product A v"))
-        if bool(result == RESULTS.not_symmetric):
-            tolerance = symmetry_tolerance(self.structure)
-            raise NotSymmetricError(NotSymmetricError.message(float(self.asymmetry), tolerance))
         values = self.tridiagonal(shift).eigenvalues()
-        smallest, largest = float(values[0]), float(values[-1])
-        if bool(result == RESULTS.not_positive_definite):
-            raise NotPositiveDefiniteError(
-                NotPositiveDefiniteError.message(f"{smallest:.6g} (the largest is {largest:.6g})")
-            )
-        assert lower_bound is not None
-        raise PnkrylovError(
-            f"lower_bound={float(lower_bound):.6g} (plus shift {float(shift):.6g}) is not a lower "
-            f"bound of the spectrum: it must be positive, and the smallest Ritz value is "
-            f"{smallest:.6g}. Pass a smaller one, or none."
+        raise_failure(
+            result,
+            given="A right-hand side",
+            asymmetry=self.asymmetry,
+            structure=self.structure,
+            ritz_range=(float(values[0]), float(values[-1])),
+            lower_bound=lower_bound,
+            shift=shift,
         )
 
 
