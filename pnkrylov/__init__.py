@@ -12,9 +12,10 @@ The flow, which is also the order of imports:
     calibration   a run -> mean, covariance, scale, and their price
     beliefs       SolveBelief, InverseBelief: sample, push, shift, refine
     budgets       numbers of products: checked, and split between run and probes
-    solve         the two front doors, `solve` and `inverse`
+    solve         the front door to beliefs about A^-1 v
+    inverse       the front door to beliefs about A^-1
 
-and what is built on it: `pnkrylov.block` (several right-hand sides), `pnkrylov.trace`,
+and what is built on it: `pnkrylov.block` (several vectors at once), `pnkrylov.trace`,
 `pnkrylov.ciq`, `pnkrylov.preconditioners`, `pnkrylov.laplace`, `pnkrylov.gp`, `pnkrylov.hmc`,
 `pnkrylov.plotting`, `pnkrylov.interop`.
 
@@ -26,7 +27,7 @@ variance of the bulk; nu is the scale of a solve belief.
 
 from pnkrylov import _jaxlib as _jaxlib  # first: it may have to set a flag before JAX runs
 from pnkrylov.beliefs import InverseBelief, SolveBelief
-from pnkrylov.block import BlockSolveBelief
+from pnkrylov.block import BlockInverseBelief, BlockSolveBelief
 from pnkrylov.covariance import KrylovCovariance
 from pnkrylov.diagnostics import (
     regime,
@@ -42,16 +43,18 @@ from pnkrylov.errors import (
 )
 from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import DenseGaussian, GaussianBelief
+from pnkrylov.inverse import inverse
 from pnkrylov.krylov import KrylovBasis, continue_run, lanczos
 from pnkrylov.operators import SPDOperator, as_operator
 from pnkrylov.results import RESULTS
-from pnkrylov.solve import inverse, solve
+from pnkrylov.solve import solve
 from pnkrylov.storage import load
 
 __version__ = "0.1.0"
 
 __all__ = [
     "RESULTS",
+    "BlockInverseBelief",
     "BlockSolveBelief",
     "DenseGaussian",
     "Estimate",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 from jax.experimental import sparse as jsparse
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from pnkrylov._structure import VectorStructure
 
@@ -79,6 +79,22 @@ class SPDOperator(lx.AbstractLinearOperator):
     def out_structure(self) -> jax.ShapeDtypeStruct:
         """The flat vector: shape `(d,)`."""
         return self.in_structure()
+
+
+class CovarianceOperator(SPDOperator):
+    """A covariance by factors, of which draws, variances and push-forwards are cheap."""
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray, num_samples: int) -> Float[Array, "N d"]:
+        """Zero-mean draws, one per row."""
+
+    @abc.abstractmethod
+    def diagonal(self) -> Float[Array, " d"]:
+        """The marginal variances."""
+
+    @abc.abstractmethod
+    def push(self, rows: Float[Array, "k d"]) -> Float[Array, "k k"]:
+        """`B Sigma B^T`, dense, positive semi-definite."""
 
 
 class EntryOperator(SPDOperator):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from pnkrylov._operator_types import SPDOperator
 
@@ -20,6 +20,49 @@ _FIRST_SEGMENT = 32
 # A longer segment is a copy of the last one. A basis of more bytes gets all its rows at once:
 # Gram-Schmidt then reads up to 1.5 times as much, but two copies may not fit.
 _LARGE = 2**28
+
+
+class Frame(eqx.Module):
+    """What random probes stay out of, read off a basis at a level.
+
+    Attributes:
+        vectors: `(n, d)`, rows of the basis.
+        inside: `(n,)`, the rows up to the level: probes are projected against them at every step.
+        boundary: `(k, d)`, the orthonormal or zero rows that come next, which starts avoid too.
+        level: m, as the basis counts it.
+        num_inside: how many of the rows up to the level are vectors.
+        norm: about the norm of the operator.
+        unit: its scale, for numbers that should not overflow.
+    """
+
+    vectors: Float[Array, "n d"]
+    inside: Bool[Array, " n"]
+    boundary: Float[Array, "k d"]
+    level: Int[Array, ""]
+    num_inside: Int[Array, ""]
+    norm: Float[Array, ""]
+    unit: Float[Array, ""]
+
+    @property
+    def size(self) -> int:
+        """Dimension d of the operator."""
+        return self.vectors.shape[-1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the basis."""
+        return self.vectors.dtype
+
+    def dimension(self) -> Int[Array, ""]:
+        """Dimension of the space that starts are drawn from."""
+        beyond = jnp.sum(jnp.any(self.boundary != 0, axis=1), dtype=jnp.int32)
+        return self.size - self.num_inside - beyond
+
+    def project(self, block: Float[Array, "N d"]) -> Float[Array, "N d"]:
+        """Removes the components of every row along the basis vectors up to the level."""
+        coefficients = jnp.matmul(block, self.vectors.T, precision=jax.lax.Precision.HIGHEST)
+        coefficients = jnp.where(self.inside[None, :], coefficients, 0)
+        return block - jnp.matmul(coefficients, self.vectors, precision=jax.lax.Precision.HIGHEST)
 
 
 class KrylovBasis(eqx.Module):
@@ -76,6 +119,10 @@ class KrylovBasis(eqx.Module):
         off_diagonal = jnp.where(inside, self.beta[:-1], jnp.zeros((), self.dtype))
         return jnp.diag(self.alpha) + jnp.diag(off_diagonal, 1) + jnp.diag(off_diagonal, -1)
 
+    def frame(self, level: Int[Array, ""]) -> Frame:
+        """What probes at level m, at most `filled`, stay out of; without a copy of the basis."""
+        return Frame(self.vectors, *_frame(self, level))
+
     def trim(self) -> "KrylovBasis":
         """The same basis without its unfilled rows (outside `jit` only: shapes change)."""
         filled = max(int(self.filled), 1)
@@ -87,6 +134,18 @@ class KrylovBasis(eqx.Module):
             alpha=self.alpha[:filled],
             beta=self.beta[:filled],
         )
+
+
+@eqx.filter_jit
+def _frame(basis: KrylovBasis, level: Array) -> tuple[Array, ...]:
+    level = jnp.minimum(level, basis.filled)
+    # q_{m+1} is a row of the basis if the run went on, else its `next_vector`; or zero.
+    row = basis.vectors[jnp.minimum(level, basis.num_rows - 1)]
+    boundary = jnp.where(level < basis.filled, row, basis.next_vector)
+    inside = jnp.arange(basis.num_rows, dtype=jnp.int32) < level
+    unit = jnp.max(jnp.abs(basis.alpha))
+    norm = jnp.max(jnp.abs(basis.alpha) + basis.beta, initial=0)
+    return inside, boundary[None, :], level, level, norm, jnp.where(unit > 0, unit, 1)
 
 
 @eqx.filter_jit

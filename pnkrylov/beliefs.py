@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov._archive import write
-from pnkrylov._operator_types import SPDOperator
+from pnkrylov._arguments import check_counts
+from pnkrylov._doors import refining_driver, require_plain, same_operator
 from pnkrylov.calibration import (
     calibrate_inverse,
     calibrate_logdet,
@@ -19,10 +20,8 @@ from pnkrylov.calibration import (
 )
 from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import GaussianBelief
-from pnkrylov.krylov import check_num_steps, continue_run, is_concrete
-from pnkrylov.operators import as_operator
+from pnkrylov.krylov import check_num_steps, continue_run
 from pnkrylov.preconditioned import Covariance
-from pnkrylov.preconditioners import precondition
 from pnkrylov.probes import run_probes
 from pnkrylov.results import RESULTS
 from pnkrylov.runs import Run, finish, look_ahead, scalar, seen_enough, with_trace_probes
@@ -70,13 +69,14 @@ class SolveBelief(GaussianBelief):
             alpha: replaces the current shift; `A + alpha I` must be positive definite.
 
         Raises:
+            TypeError: `alpha` is no real number.
             NotPositiveDefiniteError: it is not, by a Ritz value.
             ValueError: the run was preconditioned, which ties it to one shift.
 
         Source:
             METHOD.md section 12.
         """
-        _require_plain(self.run)
+        require_plain(self.run)
         alpha = scalar(alpha, "alpha", self.mean_flat.dtype)
         return self._again(self.run, alpha)
 
@@ -98,9 +98,12 @@ class SolveBelief(GaussianBelief):
             The refined belief.
 
         Raises:
-            ValueError: the total exceeds d, or called under `jit` (shapes depend on values).
+            TypeError: a count is no int, or A of another kind or dtype.
+            ValueError: the total exceeds d, A has another size, or called under `jit` (shapes
+                depend on values).
         """
-        operator = _same_operator(A, self.run)
+        operator = same_operator(A, self.run)
+        check_counts(max_lookahead=max_lookahead)
         run, level = self.run, int(self.run.level)
         check_num_steps(num_steps, self.structure.size, taken=level)
         level = level + num_steps
@@ -108,9 +111,8 @@ class SolveBelief(GaussianBelief):
         exhausted = bool(basis.residual_norm() == 0)
         if level > basis.num_rows and not exhausted:
             spent = level - basis.num_rows
-            basis = continue_run(
-                basis, operator, spent, driver=_driver(progress, basis.driver), progress=progress
-            )
+            driver = refining_driver(progress, basis.driver)
+            basis = continue_run(basis, operator, spent, driver=driver, progress=progress)
         target = jnp.asarray(min(level, basis.num_rows), jnp.int32)
         limit = min(max_lookahead - basis.num_rows + level, self.structure.size - basis.num_rows)
         ahead = jnp.zeros((), jnp.int32)
@@ -177,13 +179,14 @@ class InverseBelief(GaussianBelief):
             alpha: replaces the current shift; `A + alpha I` must be positive definite.
 
         Raises:
+            TypeError: `alpha` is no real number.
             NotPositiveDefiniteError: it is not, by a Ritz value.
             ValueError: the run was preconditioned, which ties it to one shift.
 
         Source:
             METHOD.md section 12.
         """
-        _require_plain(self.run)
+        require_plain(self.run)
         alpha = scalar(alpha, "alpha", self.mean_flat.dtype)
         return finish(inverse_belief(self.run, self.mean_flat, alpha, self.layout), throw=True)
 
@@ -194,6 +197,9 @@ class InverseBelief(GaussianBelief):
 
         Args:
             v: a right-hand side in the structure of the operator.
+
+        Raises:
+            TypeError, ValueError: `v` has another structure, shape or dtype.
         """
         self.structure.check(v, "v", expected_by="the belief")
         one = jnp.ones((), self.mean_flat.dtype)
@@ -203,7 +209,11 @@ class InverseBelief(GaussianBelief):
         return finish(belief, throw=False)
 
     def matvec(self, v: PyTree) -> Estimate:
-        """`Sigma v`, and per entry the standard error that comes from the bulk variance."""
+        """`Sigma v`, and per entry the standard error that comes from the bulk variance.
+
+        Raises:
+            TypeError, ValueError: `v` has another structure, shape or dtype.
+        """
         self.structure.check(v, "v", expected_by="the belief")
         flat = self.structure.ravel(v)
         error = self._bulk_error() * jnp.abs(self.covariance.unexplored(flat))
@@ -268,16 +278,18 @@ class InverseBelief(GaussianBelief):
             The refined belief.
 
         Raises:
-            ValueError: the total exceeds d, or called under `jit` (shapes depend on values).
+            TypeError: a count is no int, or A of another kind or dtype.
+            ValueError: the total exceeds d, A has another size, or called under `jit` (shapes
+                depend on values).
         """
-        operator = _same_operator(A, self.run)
+        operator = same_operator(A, self.run)
         if self.layout == "paper" and key is None:
             raise TypeError("key is missing: the paper's layout needs new probes at its new level.")
         run, basis = self.run, self.run.basis.trim()
         check_num_steps(num_steps, self.structure.size, taken=basis.num_rows)
         lookahead = basis.num_rows - int(run.level)
         if bool(basis.residual_norm() > 0):
-            driver = _driver(progress, basis.driver)
+            driver = refining_driver(progress, basis.driver)
             basis = continue_run(basis, operator, num_steps, driver=driver, progress=progress)
             run = dataclasses.replace(run, basis=basis, num_matvecs=run.num_matvecs + num_steps)
         if self.layout == "resolve-all":
@@ -375,25 +387,3 @@ def inverse_belief(
         alpha=alpha,
         layout=layout,
     )
-
-
-def _require_plain(run: Run) -> None:
-    if run.preconditioner is not None:
-        raise ValueError(
-            "shift: a preconditioned run knows one operator only, because P^-1/2 (A + alpha I) "
-            "P^-1/2 is no shift of P^-1/2 A P^-1/2. Run again on A + alpha I."
-        )
-
-
-def _same_operator(A: Any, run: Run) -> SPDOperator:
-    operator = precondition(as_operator(A, like=run.structure.tree), run.preconditioner)
-    if not is_concrete((operator, run)):
-        raise ValueError(
-            "refine changes shapes with the values of the run, so it cannot be traced: call it "
-            "outside jit/vmap/grad."
-        )
-    return operator
-
-
-def _driver(progress: bool, driver: str) -> Literal["compiled", "host"]:
-    return "host" if progress or driver == "host" else "compiled"

@@ -1,23 +1,8 @@
 """Numbers of products: checked, and split between the main run and the probes."""
 
+from pnkrylov._arguments import check_counts as check_counts
+from pnkrylov._arguments import check_positive_counts as check_positive_counts
 from pnkrylov.krylov import check_num_steps
-
-
-def check_counts(**counts: int) -> None:
-    """Refuses what is no int, or negative."""
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}={value!r} must be an int.")
-        if value < 0:
-            raise ValueError(f"{name}={value} must not be negative.")
-
-
-def check_positive_counts(**counts: int) -> None:
-    """Refuses what is no int, or below 1."""
-    check_counts(**counts)
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
 
 
 def main_steps(

@@ -92,7 +92,7 @@ def _calibrate_solve(
     )
     calibrated = _without_vectors(
         covariance=remainder.scaled(deviation),
-        result=run.result(rhs, shift, lower_bound, _widened(ritz_range, bulk, tridiagonal.unit)),
+        result=run.result(rhs, shift, lower_bound, widened(ritz_range, bulk, tridiagonal.unit)),
         stats=_stats(run, tridiagonal.unit, ritz_range, boundary, bulk, level),
     )
     return mean, calibrated, stats
@@ -139,12 +139,12 @@ def _calibrate_inverse(
         left = jnp.sum(head.inverse_diagonal()) + coupling + complement.trace
         left = left - jnp.sum(tridiagonal.inverse_diagonal())
     dimension = run.basis.size - jnp.sum(explored, dtype=jnp.int32) - has_u.astype(jnp.int32)
-    bulk = _Bulk.measured(left, complement, dimension)
+    bulk = Bulk.measured(left, complement, dimension)
     covariance = _covariance(run, tridiagonal, boundary, resolved, explored, has_u, bulk.value)
     given = jnp.concatenate([mean, run.basis.start_norm[None]])
     return _without_vectors(
         covariance=covariance,
-        result=run.result(given, shift, None, _widened(ritz_range, bulk, tridiagonal.unit)),
+        result=run.result(given, shift, None, widened(ritz_range, bulk, tridiagonal.unit)),
         stats=_stats(
             run, tridiagonal.unit, ritz_range, boundary, bulk, jnp.sum(explored, dtype=jnp.int32)
         ),
@@ -210,7 +210,7 @@ def _with_vectors(calibrated: Calibrated, run: Run) -> Calibrated:
     return eqx.tree_at(_vectors_of, calibrated, vectors, is_leaf=lambda leaf: leaf is None)
 
 
-class _Bulk(eqx.Module):
+class Bulk(eqx.Module):
     """omega in units of 1/unit, how well it is known, and what the complement's Ritz values say."""
 
     value: Float[Array, ""]
@@ -222,7 +222,7 @@ class _Bulk(eqx.Module):
     @classmethod
     def measured(
         cls, left: Float[Array, ""], complement: Complement, dimension: Int[Array, ""]
-    ) -> "_Bulk":
+    ) -> "Bulk":
         """`left` shared out over `dimension` directions, not below the provable 1/mu_1."""
         count = jnp.maximum(dimension, 1).astype(left.dtype)
         smallest, largest = complement.ritz_range
@@ -239,7 +239,7 @@ class _Bulk(eqx.Module):
         )
 
 
-def _widened(ritz_range: Array, bulk: _Bulk, unit: Array) -> Array:
+def widened(ritz_range: Array, bulk: Bulk, unit: Array) -> Array:
     """The Ritz range with what the complement shows: a negative value there is proof as well."""
     return ritz_range.at[0].min(bulk.smallest * unit)
 
@@ -252,13 +252,13 @@ def _solve_bulk(
     shift: Array,
     error: LookaheadError,
     ritz_range: Array,
-) -> _Bulk:
+) -> Bulk:
     dimension = run.basis.size - level - boundary.exists.astype(jnp.int32)
     if run.probes is not None:
         rank = run.basis.size - level
         complement = Complement.of(tridiagonal, boundary, run.probes, shift, rank)
         left = complement.trace - boundary.direction_variance()
-        return _Bulk.measured(left, complement, dimension)
+        return Bulk.measured(left, complement, dimension)
     # Without random probes the error itself measures the complement: the exact remainder has
     # ||e||_2^2 / tr Sigma_perp = ||e||_A^2 / (d - m), which gives its trace. An average over the
     # look-ahead vectors instead is far too small on fast decaying spectra (they lie among the
@@ -270,7 +270,7 @@ def _solve_bulk(
     value = (rank * per_direction**2 - coupling) / count
     floor = tridiagonal.unit / ritz_range[1]
     ends = boundary.ritz_range(tridiagonal, level)
-    return _Bulk(
+    return Bulk(
         value=jnp.where(dimension > 0, jnp.maximum(value, floor), 0),
         standard_error=jnp.asarray(jnp.inf, shift.dtype),
         at_floor=jnp.zeros((), bool),
@@ -370,7 +370,7 @@ def _solve_scale(
 
 
 def _stats(
-    run: Run, unit: Array, ritz_range: Array, boundary: Boundary, bulk: _Bulk, resolved: Array
+    run: Run, unit: Array, ritz_range: Array, boundary: Boundary, bulk: Bulk, resolved: Array
 ) -> Stats:
     smallest, largest = ritz_range
     zero = jnp.zeros((), jnp.int32)

@@ -6,14 +6,15 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from pnkrylov._operator_types import SPDOperator
+from pnkrylov._arguments import check_counts
+from pnkrylov._operator_types import CovarianceOperator
 from pnkrylov._structure import VectorStructure
 from pnkrylov.tridiagonal import Tridiagonal
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
-class KrylovCovariance(SPDOperator):
+class KrylovCovariance(CovarianceOperator):
     """`Q^T F F^T Q + [q u] C [q u]^T + omega P_rest`, by factors, over one Lanczos basis.
 
     The three parts are the resolved block (present in a belief about A^-1, absent in one about
@@ -70,7 +71,11 @@ class KrylovCovariance(SPDOperator):
 
         Returns:
             `{"resolved": ..., "coupling": ..., "bulk": ...}`, each `(num_samples, d)`.
+
+        Raises:
+            TypeError, ValueError: `num_samples` is no int or negative; `key` is no random key.
         """
+        check_counts(num_samples=num_samples)
         resolved_key, coupling_key, bulk_key = jax.random.split(key, 3)
         size, rows, dtype = self.size, self.vectors.shape[0], self.dtype
         noise = jax.random.normal(coupling_key, (num_samples, 2), dtype)
@@ -85,7 +90,11 @@ class KrylovCovariance(SPDOperator):
         return {"resolved": resolved, "coupling": coupling, "bulk": bulk}
 
     def sample(self, key: PRNGKeyArray, num_samples: int) -> Float[Array, "N d"]:
-        """Zero-mean draws, one per row."""
+        """Zero-mean draws, one per row.
+
+        Raises:
+            TypeError, ValueError: as `sample_parts`.
+        """
         parts = self.sample_parts(key, num_samples)
         return parts["resolved"] + parts["coupling"] + parts["bulk"]
 

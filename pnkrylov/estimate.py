@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Int, PyTree
 
+from pnkrylov._arguments import check_fractions
+
 Bracket = Literal["none", "estimated", "proved"]
 
 
@@ -50,7 +52,7 @@ class Estimate(eqx.Module):
         the quadrature bracket are added in quadrature.
 
         Raises:
-            ValueError: `level` is not strictly between 0 and 1.
+            TypeError, ValueError: `level` is not a number strictly between 0 and 1.
         """
         lower, upper = normal_interval(self.value, self.standard_error, level)
         if self.quadrature_lower is not None:
@@ -72,10 +74,9 @@ def normal_interval(mean: PyTree, deviation: PyTree, level: float) -> tuple[PyTr
     """`mean -+ z deviation` with the normal quantile z of a central interval.
 
     Raises:
-        ValueError: `level` is not strictly between 0 and 1.
+        TypeError, ValueError: `level` is not a number strictly between 0 and 1.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} must lie strictly between 0 and 1, for example 0.95.")
+    check_fractions(level=level)
 
     def half_width(deviation):
         return ndtri(jnp.asarray(0.5 + level / 2, deviation.dtype)) * deviation

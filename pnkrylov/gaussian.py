@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_counts, check_reals
+from pnkrylov._operator_types import CovarianceOperator
 from pnkrylov._structure import VectorStructure
 from pnkrylov.estimate import normal_interval
-from pnkrylov.preconditioned import Covariance
 from pnkrylov.results import RESULTS
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -38,11 +39,20 @@ class DenseGaussian(eqx.Module):
         return jnp.sqrt(self.variance())
 
     def interval(self, level: float = 0.95) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
-        """Central intervals of probability `level`, entry by entry."""
+        """Central intervals of probability `level`, entry by entry.
+
+        Raises:
+            TypeError, ValueError: `level` is not a number strictly between 0 and 1.
+        """
         return normal_interval(self.mean, self.std(), level)
 
     def sample(self, key: PRNGKeyArray, num_samples: int) -> Float[Array, "N k"]:
-        """Draws, one per row; singular covariances are fine."""
+        """Draws, one per row; singular covariances are fine.
+
+        Raises:
+            TypeError, ValueError: `num_samples` is no int or negative; `key` is no random key.
+        """
+        check_counts(num_samples=num_samples)
         values, vectors = jnp.linalg.eigh(self.covariance)
         noise = jax.random.normal(key, (num_samples, self.mean.shape[0]), self.mean.dtype)
         scaled = noise * jnp.sqrt(jnp.maximum(values, 0))[None, :]
@@ -63,12 +73,17 @@ class GaussianBelief(eqx.Module):
     """
 
     mean_flat: eqx.AbstractVar[Float[Array, " d"]]
-    covariance: eqx.AbstractVar[Covariance]
+    covariance: eqx.AbstractVar[CovarianceOperator]
     result: eqx.AbstractVar[RESULTS]
 
     @abc.abstractmethod
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the belief to one file, for `pnkrylov.load` (see `pnkrylov.storage`)."""
+        """Writes the belief to one file, for `pnkrylov.load` (see `pnkrylov.storage`).
+
+        Raises:
+            ValueError: the belief is traced, or was made with a preconditioner.
+            OSError: the file cannot be written; `FileNotFoundError` if its folder is missing.
+        """
 
     @abc.abstractmethod
     def __str__(self) -> str:
@@ -112,10 +127,9 @@ class GaussianBelief(eqx.Module):
             The user's structure with a leading axis of length N.
 
         Raises:
-            ValueError: `num_samples` is negative.
+            TypeError, ValueError: `num_samples` is no int or negative; `key` is no random key.
         """
-        if num_samples < 0:
-            raise ValueError(f"num_samples={num_samples} must not be negative.")
+        check_counts(num_samples=num_samples)
         draws = self.mean_flat[None, :] + self.covariance.sample(key, num_samples)
         return jax.vmap(self.structure.unravel)(draws)
 
@@ -123,7 +137,7 @@ class GaussianBelief(eqx.Module):
         """Central intervals of probability `level`, entry by entry.
 
         Raises:
-            ValueError: `level` is not strictly between 0 and 1.
+            TypeError, ValueError: `level` is not a number strictly between 0 and 1.
         """
         lower, upper = normal_interval(self.mean_flat, jnp.sqrt(self.covariance.diagonal()), level)
         return self.structure.unravel(lower), self.structure.unravel(upper)
@@ -140,11 +154,13 @@ class GaussianBelief(eqx.Module):
             A dense Gaussian over the k outputs.
 
         Raises:
+            TypeError: B is neither callable nor an array of real numbers.
             ValueError: an array B does not have d columns.
         """
         if callable(B):
             mean, rows = self._linearise(B)
         else:
+            check_reals(B=B)
             rows = jnp.atleast_2d(jnp.asarray(B))
             if rows.ndim != 2 or rows.shape[1] != self.mean_flat.shape[0]:
                 raise ValueError(

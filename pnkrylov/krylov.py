@@ -104,8 +104,9 @@ def lanczos(
         A `KrylovBasis` with `num_steps` rows.
 
     Raises:
-        ValueError: `num_steps` is not between 1 and d, `driver` is unknown, or the checkpoint is
-            of another run or damaged.
+        TypeError, ValueError: A or `start` is not as `as_operator` takes it; `num_steps` is no int
+            from 1 to d, a limit no number of seconds, `driver` unknown, or the checkpoint of
+            another run or damaged.
 
     Source:
         Lanczos 1950; two passes are enough: Giraud, Langou, Rozloznik and van den Eshof 2005.
@@ -153,9 +154,14 @@ def continue_run(
         interrupted from the keyboard or by `max_seconds`, after at least one step.
 
     Raises:
-        ValueError: the total number of steps is not between 1 and d, `driver` is unknown, or the
-            checkpoint is of another run or damaged.
+        TypeError, ValueError: `basis` is none, or A of another size or dtype; the total number of
+            steps is no int from 1 to d, a limit no number of seconds, `driver` unknown, or the
+            checkpoint of another run or damaged.
     """
+    if not isinstance(basis, KrylovBasis):
+        raise TypeError(
+            f"basis is of type {type(basis).__name__}: pass what pnkrylov.lanczos returned."
+        )
     operator = A if isinstance(A, SPDOperator) else as_operator(A, like=basis.next_vector)
     check_seconds("max_seconds", max_seconds)
     with time_limit(max_seconds):

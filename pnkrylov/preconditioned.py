@@ -10,13 +10,13 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from pnkrylov._operator_types import SPDOperator
+from pnkrylov._operator_types import CovarianceOperator
 from pnkrylov._structure import VectorStructure
 from pnkrylov.covariance import KrylovCovariance
 from pnkrylov.preconditioners import Preconditioner
 
 
-class PreconditionedCovariance(SPDOperator):
+class PreconditionedCovariance(CovarianceOperator):
     """`P^-1/2 Sigma P^-1/2` for the covariance Sigma of a preconditioned run.
 
     Marginal variances and the trace map every basis vector once, which takes the memory of a
@@ -103,9 +103,18 @@ def mapped_back(covariance: KrylovCovariance, preconditioner: Preconditioner | N
 
 
 def inner_view(
-    covariance: Covariance, error: Float[Array, " d"]
+    covariance: CovarianceOperator, error: Float[Array, " d"]
 ) -> tuple[KrylovCovariance, Float[Array, " d"]]:
-    """A covariance and an error as the preconditioned run sees them: Z and S do not change."""
+    """A covariance and an error as the preconditioned run sees them: Z and S do not change.
+
+    Raises:
+        TypeError: the covariance is that of a block run.
+    """
     if isinstance(covariance, KrylovCovariance):
         return covariance, error
+    if not isinstance(covariance, PreconditionedCovariance):
+        raise TypeError(
+            f"belief has a {type(covariance).__name__}, but Z and S are for beliefs of single "
+            "vectors: use block_size=1, or one right-hand side."
+        )
     return covariance.inner, covariance.preconditioner.sqrt_mv(error)

@@ -5,7 +5,7 @@ that the same probes serve `A + shift I` for every shift.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from tqdm import tqdm
 
-from pnkrylov.krylov import Interruptible, KrylovBasis
+from pnkrylov.basis import Frame, KrylovBasis
+from pnkrylov.krylov import Interruptible
 from pnkrylov.operators import SPDOperator
 from pnkrylov.preconditioners import PreconditionedOperator
 from pnkrylov.tridiagonal import extreme_eigenvalues
@@ -22,9 +23,24 @@ from pnkrylov.tridiagonal import extreme_eigenvalues
 PROBE_TOLERANCE = 2e-3
 
 
-def probe_tolerance(num_probes: int, basis: KrylovBasis) -> float:
+@runtime_checkable
+class Framed(Protocol):
+    """A basis, of one run or of blocks, as far as probes know it."""
+
+    @property
+    def vectors(self) -> Any:
+        """Its vectors as rows."""
+        ...
+
+    def frame(self, level: Int[Array, ""]) -> Frame:
+        """What probes at a level stay out of."""
+        ...
+
+
+def probe_tolerance(num_probes: int, basis: Framed) -> float:
     """The stop tolerance; 0 for probes that span the complement, which have no other error."""
-    left = basis.size - basis.num_rows
+    rows, size = basis.vectors.shape
+    left = size - rows
     return 0.0 if 0 < left <= num_probes else PROBE_TOLERANCE
 
 
@@ -158,28 +174,27 @@ def run_trace_probes(
     Source:
         METHOD.md section 6; the weighting is ours (docs/design.md).
     """
-    starts, level = _shaped_starts(operator, basis, level, key, num_probes)
+    starts = _shaped_starts(operator, basis.frame(level), key, num_probes)
     probes = run_probes(operator, basis, level, key, num_probes, depth, starts=starts, **options)
     return TraceProbes(probes, jnp.sum(starts**2, axis=1))
 
 
 @eqx.filter_jit
 def _shaped_starts(
-    operator: PreconditionedOperator, basis: KrylovBasis, level: Array, key: Array, num_probes: int
-) -> tuple[Array, Array]:
-    level = jnp.minimum(level, basis.filled)
+    operator: PreconditionedOperator, frame: Frame, key: Array, num_probes: int
+) -> Array:
     signs = jax.random.rademacher(key, (num_probes, operator.size), operator.dtype)
     whole = operator.preconditioner.inv_sqrt_mv(signs)
-    starts = _project(basis, _project(basis, whole, level), level)
+    starts = frame.project(frame.project(whole))
     # What is left of a start at rounding level is not a start.
     norms, eps = jnp.linalg.norm(starts, axis=1), jnp.finfo(starts.dtype).eps
     left = norms > 100 * eps * jnp.linalg.norm(whole, axis=1)
-    return jnp.where(left[:, None], starts, 0), level
+    return jnp.where(left[:, None], starts, 0)
 
 
 def run_probes(
     operator: SPDOperator,
-    basis: KrylovBasis,
+    basis: Framed,
     level: Int[Array, ""],
     key: PRNGKeyArray,
     num_probes: int,
@@ -195,8 +210,9 @@ def run_probes(
 
     Args:
         operator: A, unshifted.
-        basis: the main run; probes are projected against its first `level` rows, every step.
-        level: m.
+        basis: the main run, of single vectors or of blocks; probes are projected against its
+            vectors up to the level, every step.
+        level: m, in steps of the run.
         key: random key.
         num_probes: N, at least 1.
         depth: steps of each probe l, at least 1; the cost is N l products in l block products.
@@ -215,13 +231,15 @@ def run_probes(
         pslq.md, section 5 (P-SLQ); sphere weights and orthogonal starts: METHOD.md section 4.
     """
     shift = jnp.zeros((), operator.dtype) if shift is None else shift
+    frame = basis.frame(level)
     if starts is None:
-        starts, level, dimension = _draw(basis, level, key, num_probes)
+        starts, dimension = _draw(frame, key, num_probes)
     else:
-        dimension = operator.size - level
-    state = _start(starts, level, dimension, depth, shift)
+        dimension = operator.size - frame.num_inside
+    state = _start(starts, frame.level, dimension, depth, shift)
+    del starts  # the state has copies, and N vectors may be large
     if driver != "host":
-        return _advance(operator, basis, state, tolerance)
+        return _advance(operator, frame, state, tolerance)
     with (
         Interruptible() as interrupt,
         tqdm(total=depth, desc="Probes", unit="block", disable=not progress) as bar,
@@ -229,7 +247,7 @@ def run_probes(
         while int(state.steps) < depth and not bool(state.change < tolerance):
             if interrupt.requested and int(state.steps) > 0:
                 break
-            state = jax.block_until_ready(_advance_once(operator, basis, state))
+            state = jax.block_until_ready(_advance_once((operator, frame), state))
             bar.update()
     return state.closed()
 
@@ -251,35 +269,23 @@ class _ProbeState(eqx.Module):
         return dataclasses.replace(self.probes, beta=beta, steps=self.steps)
 
 
-def _project(basis: KrylovBasis, block: Array, limit: Array) -> Array:
-    """Removes the components of every row along the first `limit` basis vectors."""
-    inside = jnp.arange(basis.num_rows, dtype=jnp.int32) < limit
-    coefficients = jnp.matmul(block, basis.vectors.T, precision=jax.lax.Precision.HIGHEST)
-    coefficients = jnp.where(inside[None, :], coefficients, 0)
-    return block - jnp.matmul(coefficients, basis.vectors, precision=jax.lax.Precision.HIGHEST)
-
-
 @eqx.filter_jit
-def _draw(
-    basis: KrylovBasis, level: Array, key: PRNGKeyArray, num_probes: int
-) -> tuple[Array, Array, Array]:
-    """Orthonormal starts (zero where the space is too small), their level and dimension."""
-    dtype, size = basis.dtype, basis.size
-    level = jnp.minimum(level, basis.filled)
-    # Starts avoid q_{m+1} as well: the boundary probe gives its share of every trace exactly.
-    boundary = _boundary_vector(basis, level)
-    taken = level + jnp.any(boundary != 0).astype(jnp.int32)
-    dimension = size - taken
+def _draw(frame: Frame, key: PRNGKeyArray, num_probes: int) -> tuple[Array, Array]:
+    """Orthonormal starts (zero where the space is too small), and the space's dimension."""
+    dtype, size = frame.dtype, frame.size
+    # Starts avoid what comes next as well: the boundary probe gives its share of every trace
+    # exactly.
+    dimension = frame.dimension()
 
     def remove(block):
-        block = _project(basis, block, level)
-        along = jnp.matmul(block, boundary, precision=jax.lax.Precision.HIGHEST)
-        return block - along[:, None] * boundary[None, :]
+        block = frame.project(block)
+        along = jnp.matmul(block, frame.boundary.T, precision=jax.lax.Precision.HIGHEST)
+        return block - jnp.matmul(along, frame.boundary, precision=jax.lax.Precision.HIGHEST)
 
     block = jax.random.normal(key, (num_probes, size), dtype)
     block = remove(remove(block))
     columns, triangle = jnp.linalg.qr(block.T)
-    if 2 * num_probes >= size - basis.num_rows:
+    if 2 * num_probes >= size - frame.vectors.shape[0]:
         # Nearly dependent starts amplify what is left along the basis: once more.
         columns, _ = jnp.linalg.qr(remove(columns.T).T)
     found = jnp.abs(jnp.diag(triangle)) > 100 * size * jnp.finfo(dtype).eps
@@ -287,7 +293,7 @@ def _draw(
     valid = jnp.zeros((num_probes,), bool).at[:count].set(found[:count])
     valid = valid & (jnp.arange(num_probes, dtype=jnp.int32) < dimension)
     rows = jnp.zeros((num_probes, size), dtype).at[:count].set(columns.T[:count])
-    return jnp.where(valid[:, None], rows, 0), level, dimension
+    return jnp.where(valid[:, None], rows, 0), dimension
 
 
 @eqx.filter_jit
@@ -297,24 +303,20 @@ def _start(starts: Array, level: Array, dimension: Array, depth: int, shift: Arr
     valid = norms > 0
     zeros = jnp.zeros((num_probes, depth), dtype)
     steps = jnp.zeros((), jnp.int32)
+    # Copies, because the state is updated in place and the caller keeps theirs.
+    level, dimension, shift = jnp.copy(level), jnp.copy(dimension), jnp.copy(shift)
     return _ProbeState(
-        probes=Probes(zeros, zeros, valid, level, dimension, steps),
+        probes=Probes(zeros, jnp.copy(zeros), valid, level, dimension, steps),
         current=starts / jnp.where(valid, norms, 1)[:, None],
         previous=jnp.zeros_like(starts),
-        steps=steps,
+        steps=jnp.copy(steps),
         shift=shift,
         form=jnp.zeros((), dtype),
         change=jnp.asarray(jnp.inf, dtype),
     )
 
 
-def _boundary_vector(basis: KrylovBasis, level: Array) -> Array:
-    """q_{m+1}: a row of the basis if the run went on, else its `next_vector`; or zero."""
-    row = basis.vectors[jnp.minimum(level, basis.num_rows - 1)]
-    return jnp.where(level < basis.filled, row, basis.next_vector)
-
-
-def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -> _ProbeState:
+def _probe_step(operator: SPDOperator, frame: Frame, state: _ProbeState) -> _ProbeState:
     probes, index = state.probes, state.steps
     product = operator.block_mv(state.current)
     before = jnp.where(index > 0, probes.beta[:, jnp.maximum(index - 1, 0)], 0)
@@ -322,12 +324,12 @@ def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -
     scale = jnp.max(jnp.abs(product), axis=1)
     product = product - before[:, None] * state.previous - alpha[:, None] * state.current
     # Re-projection at every step keeps the run inside the complement (pslq.md, section 5.1).
-    product = _project(basis, product, probes.level)
+    product = frame.project(product)
     # What one projection leaves is a few eps of the product; a second one is needed where little
     # of the product is left, or that would be amplified.
     product = jax.lax.cond(
         jnp.any(jnp.max(jnp.abs(product), axis=1) < 1e-2 * scale),
-        lambda block: _project(basis, block, probes.level),
+        lambda block: frame.project(block),
         lambda block: block,
         product,
     )
@@ -336,8 +338,7 @@ def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -
     beta = safe * jnp.sqrt(jnp.sum((product / safe[:, None]) ** 2, axis=1))
     # A residual at rounding level ends the probe; NaN must not look like one. Products are right to
     # a few eps ||A||, however small A is on the complement.
-    norm = jnp.max(jnp.abs(basis.alpha) + basis.beta, initial=0)
-    size = jnp.maximum(jnp.abs(alpha) + before + scale, norm)
+    size = jnp.maximum(jnp.abs(alpha) + before + scale, frame.norm)
     exhausted = beta <= 10 * jnp.finfo(beta.dtype).eps * size
     beta = jnp.where(exhausted, 0, beta)
     following = product / jnp.where(exhausted, 1, beta)[:, None]
@@ -353,26 +354,23 @@ def _probe_step(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -
         previous=state.current,
         steps=index + 1,
     )
-    unit = jnp.max(jnp.abs(basis.alpha))
-    unit = jnp.where(unit > 0, unit, 1)
-    forms = state.closed().inverse_forms(state.shift, unit)
+    forms = state.closed().inverse_forms(state.shift, frame.unit)
     form = jnp.sum(jnp.where(probes.valid, forms, 0))
     change = jnp.abs(form - state.form) / jnp.where(form == 0, 1, jnp.abs(form))
     return dataclasses.replace(state, form=form, change=change)
 
 
 @eqx.filter_jit
-def _advance(
-    operator: SPDOperator, basis: KrylovBasis, state: _ProbeState, tolerance: float
-) -> Probes:
+def _advance(operator: SPDOperator, frame: Frame, state: _ProbeState, tolerance: float) -> Probes:
     state = jax.lax.while_loop(
         lambda state: (state.steps < state.probes.depth) & ~(state.change < tolerance),
-        lambda state: _probe_step(operator, basis, state),
+        lambda state: _probe_step(operator, frame, state),
         state,
     )
     return state.closed()
 
 
-@eqx.filter_jit
-def _advance_once(operator: SPDOperator, basis: KrylovBasis, state: _ProbeState) -> _ProbeState:
-    return _probe_step(operator, basis, state)
+# The state is updated in place.
+@eqx.filter_jit(donate="all-except-first")
+def _advance_once(fixed: tuple[SPDOperator, Frame], state: _ProbeState) -> _ProbeState:
+    return _probe_step(*fixed, state)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from pnkrylov._arguments import check_reals
 from pnkrylov._structure import VectorStructure
 from pnkrylov.basis import KrylovBasis, is_concrete, laid_out, pad, row_layout, step
 from pnkrylov.checkpoints import Checkpoint
@@ -392,9 +393,7 @@ def _look_ahead_compiled(
 
 def scalar(value: Any, name: str, dtype: np.dtype) -> Float[Array, ""]:
     """A user's real number as an array of the working dtype."""
-    array = jnp.asarray(value)
-    if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number):
-        raise TypeError(f"{name}={value!r} must be a real number.")
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise TypeError(f"{name}={value!r} must be a real number, not a complex one.")
-    return array.astype(dtype)
+    check_reals(**{name: value})
+    if jnp.ndim(value) != 0:
+        raise TypeError(f"{name} has shape {jnp.shape(value)}; it must be a single real number.")
+    return jnp.asarray(value).astype(dtype)

@@ -11,7 +11,8 @@ import oracles
 from block_cases import BLOCKS, COUNT, KINDS, SIZE, basis, matrix, right_hand_sides
 from harness import no_type_checker
 from pnkrylov.block import block_lanczos
-from pnkrylov.block.krylov import begin_block_run, continue_block_run, orthonormal_rows
+from pnkrylov.block.krylov import begin_block_run, continue_block_run
+from pnkrylov.block.orthonormal import orthonormal_rows
 from pnkrylov.block.tridiagonal import BlockTridiagonal
 from pnkrylov.krylov import lanczos
 from pnkrylov.operators import as_operator

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_counts, check_reals
 from pnkrylov._structure import VectorStructure
 from pnkrylov.block.calibration import calibrate_block
 from pnkrylov.block.covariance import BlockCovariance
@@ -46,11 +47,20 @@ class MatrixGaussian(eqx.Module):
         return jnp.sqrt(self.variance())
 
     def interval(self, level: float = 0.95) -> tuple[Float[Array, "k p"], Float[Array, "k p"]]:
-        """Central intervals of probability `level`, entry by entry."""
+        """Central intervals of probability `level`, entry by entry.
+
+        Raises:
+            TypeError, ValueError: `level` is not a number strictly between 0 and 1.
+        """
         return normal_interval(self.mean, self.std(), level)
 
     def sample(self, key: PRNGKeyArray, num_samples: int) -> Float[Array, "N k p"]:
-        """Draws; singular covariances are fine."""
+        """Draws; singular covariances are fine.
+
+        Raises:
+            TypeError, ValueError: `num_samples` is no int or negative; `key` is no random key.
+        """
+        check_counts(num_samples=num_samples)
         outputs = DenseGaussian(jnp.zeros_like(self.mean[0]), self.covariance)
         count = self.mean.shape[0]
         draws = outputs.sample(key, num_samples * count).reshape(num_samples, count, -1)
@@ -121,7 +131,7 @@ class BlockSolveBelief(eqx.Module):
         """Central intervals of probability `level`, entry by entry.
 
         Raises:
-            ValueError: `level` is not strictly between 0 and 1.
+            TypeError, ValueError: `level` is not a number strictly between 0 and 1.
         """
         lower, upper = normal_interval(self.mean_flat, jnp.sqrt(self._variance()), level)
         return self._unravel(lower), self._unravel(upper)
@@ -137,10 +147,9 @@ class BlockSolveBelief(eqx.Module):
             The user's structure with leading axes N and k: `(N, k, d)` for arrays.
 
         Raises:
-            ValueError: `num_samples` is negative.
+            TypeError, ValueError: `num_samples` is no int or negative; `key` is no random key.
         """
-        if num_samples < 0:
-            raise ValueError(f"num_samples={num_samples} must not be negative.")
+        check_counts(num_samples=num_samples)
         draws = self.covariance.sample(key, num_samples * self.num_rhs)
         draws = draws.reshape(num_samples, self.num_rhs, self.structure.size)
         draws = self.mean_flat[None] + _mix(self.rhs_covariance, draws)
@@ -153,8 +162,10 @@ class BlockSolveBelief(eqx.Module):
             B: an array `(p, d)` acting on flat vectors, or `(d,)` (one functional).
 
         Raises:
+            TypeError: B is no array of real numbers.
             ValueError: B does not have d columns.
         """
+        check_reals(B=B)
         rows = jnp.atleast_2d(jnp.asarray(B))
         if rows.ndim != 2 or rows.shape[1] != self.structure.size:
             raise ValueError(
@@ -175,6 +186,7 @@ class BlockSolveBelief(eqx.Module):
             alpha: replaces the current shift; `A + alpha I` must be positive definite.
 
         Raises:
+            TypeError: `alpha` is no real number.
             NotPositiveDefiniteError: it is not, by a Ritz value.
 
         Source:
@@ -200,10 +212,12 @@ class BlockSolveBelief(eqx.Module):
             The refined belief.
 
         Raises:
+            TypeError: a count is no int, or A of another kind or dtype.
             ValueError: there would be more than d blocks, or called under `jit` (shapes depend on
                 values).
         """
         operator = as_operator(A, like=self.structure.tree)
+        check_counts(max_lookahead=max_lookahead)
         if not is_concrete((operator, self.run)):
             raise ValueError(
                 "refine changes shapes with the values of the run, so it cannot be traced: call it "

@@ -10,6 +10,7 @@ from pnkrylov.block.covariance import BlockCovariance
 from pnkrylov.block.lookahead import BlockIncrements, block_lookahead_error, seen_products
 from pnkrylov.block.runs import BlockRun
 from pnkrylov.block.tridiagonal import BlockTridiagonal
+from pnkrylov.calibration import Bulk
 from pnkrylov.krylov import safe_norm
 from pnkrylov.lookahead import LookaheadError
 from pnkrylov.results import RESULTS
@@ -57,9 +58,15 @@ def calibrate_block(
     error = block_lookahead_error(tridiagonal, increments, level, ritz_range, bound)
     coupling = BlockCoupling.of(tridiagonal, level)
     rank = basis.size - basis.num_vectors(level)
-    bulk = _bulk(error, coupling, rank, unit, basis.start_norms, ritz_range)
+    bulk = Bulk(
+        value=_bulk(error, coupling, rank, unit, basis.start_norms, ritz_range),
+        standard_error=jnp.asarray(jnp.inf, unit.dtype),
+        at_floor=jnp.zeros((), bool),
+        kappa=jnp.where(coupling.exists, complement_range[1] / complement_range[0], 1),
+        smallest=complement_range[0] / unit,
+    )
     covariance = BlockCovariance.of(
-        basis, tridiagonal, coupling, bulk, run.structure, resolved=False
+        basis, tridiagonal, coupling, bulk.value, run.structure, resolved=False
     )
     products = seen_products(tridiagonal, increments, level)
     rounding = _rounding_errors(mean, ritz_range)
@@ -71,7 +78,7 @@ def calibrate_block(
         covariance=covariance,
         rhs_covariance=rhs_covariance,
         result=run.result(shift, lower_bound, ritz_range),
-        stats=_stats(run, unit, coupling, bulk, level, ritz_range, complement_range),
+        stats=block_stats(run, unit, coupling, bulk, basis.num_vectors(level), ritz_range),
         error=stats,
     )
 
@@ -136,32 +143,30 @@ def _scale(
     )
 
 
-def _stats(
+def block_stats(
     run: BlockRun,
     unit: Array,
     coupling: BlockCoupling,
-    bulk: Array,
-    level: Array,
+    bulk: Bulk,
+    resolved: Array,
     ritz_range: Array,
-    ends: Array,
 ) -> Stats:
-    basis = run.basis
-    resolved = basis.num_vectors(level)
-    zero = jnp.zeros((), jnp.int32)
+    """What a block run spent and learnt; `resolved` counts vectors."""
+    basis, probes, zero = run.basis, run.probes, jnp.zeros((), jnp.int32)
     return Stats(
         num_matvecs=run.num_matvecs,
         num_steps=resolved,
         lookahead=basis.num_vectors() - resolved,
-        num_probes=zero,
-        probe_depth=zero,
+        num_probes=zero if probes is None else jnp.sum(probes.valid, dtype=jnp.int32),
+        probe_depth=zero if probes is None else probes.steps,
         ritz_min=ritz_range[0],
         ritz_max=ritz_range[1],
         residual_norm=basis.residual_norm(),
-        kappa_s=jnp.where(coupling.exists, ends[1] / ends[0], 1),
+        kappa_s=bulk.kappa,
         coupling_norm=jnp.where(coupling.exists, coupling.norm() / unit, jnp.nan),
-        bulk_variance=bulk / unit,
-        bulk_standard_error=jnp.asarray(jnp.inf, unit.dtype),
-        bulk_at_floor=jnp.zeros((), bool),
+        bulk_variance=bulk.value / unit,
+        bulk_standard_error=bulk.standard_error / unit,
+        bulk_at_floor=bulk.at_floor,
         asymmetry=run.asymmetry,
         driver=basis.driver,
     )

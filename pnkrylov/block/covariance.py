@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from pnkrylov._operator_types import SPDOperator
+from pnkrylov._operator_types import CovarianceOperator
 from pnkrylov._structure import VectorStructure
 from pnkrylov.block.coupling import BlockCoupling
 from pnkrylov.block.krylov import BlockKrylovBasis
@@ -15,7 +15,7 @@ from pnkrylov.block.tridiagonal import BlockTridiagonal
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
-class BlockCovariance(SPDOperator):
+class BlockCovariance(CovarianceOperator):
     """`Q^T T_m^-1 Q + D^T F F^T D + omega P_rest`: `KrylovCovariance` over a block basis.
 
     Attributes:
@@ -106,14 +106,22 @@ class BlockCovariance(SPDOperator):
         """The marginal variances, in O(n k d), or O(n k^2 d) with a resolved part."""
         factors = _mul(self.coupling_factor.T, self.directions)
         variances = jnp.sum(_mul(factors, self.vectors) ** 2, axis=0)
-        explored = jnp.sum(jnp.where(self.explored[:, None], self.vectors**2, 0), axis=0)
-        explored = explored + jnp.sum(_mul(self.axes, self.vectors) ** 2, axis=0)
-        # The rows are orthonormal: rounding must not make a variance negative.
-        variances = variances + self.bulk_deviation**2 * jnp.maximum(1 - explored, 0)
+        variances = variances + self.bulk_deviation**2 * self.unexplored_diagonal()
         if self.resolved is None:
             return variances
         own = self.resolved.inverse_diagonal_along(self.vectors, self.explored)
         return variances + own / self.resolved.unit
+
+    def unexplored(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
+        """`P_rest v`: the part of v in the bulk."""
+        return self._unexplored_rows(vector[None, :])[0]
+
+    def unexplored_diagonal(self) -> Float[Array, " d"]:
+        """The diagonal of `P_rest`."""
+        explored = jnp.sum(jnp.where(self.explored[:, None], self.vectors**2, 0), axis=0)
+        explored = explored + jnp.sum(_mul(self.axes, self.vectors) ** 2, axis=0)
+        # The rows are orthonormal: rounding must not make a variance negative.
+        return jnp.maximum(1 - explored, 0)
 
     def trace(self) -> Float[Array, ""]:
         """The trace, closed form."""
@@ -123,9 +131,7 @@ class BlockCovariance(SPDOperator):
         total = total + self.bulk_deviation**2 * self.bulk_dimension().astype(self.dtype)
         if self.resolved is None:
             return total
-        identity = jnp.eye(self.vectors.shape[0], dtype=self.dtype)
-        own = self.resolved.inverse_diagonal_along(identity, self.explored)
-        return total + jnp.sum(own) / self.resolved.unit
+        return total + self.resolved.inverse_trace(self.explored) / self.resolved.unit
 
     def push(self, rows: Float[Array, "p d"]) -> Float[Array, "p p"]:
         """`B Sigma B^T`, dense, positive semi-definite by construction."""

@@ -14,6 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from tqdm import tqdm
 
+from pnkrylov._arguments import check_array
+from pnkrylov.basis import Frame
+from pnkrylov.block.orthonormal import orthonormal_rows
 from pnkrylov.krylov import (
     Driver,
     Interruptible,
@@ -98,6 +101,10 @@ class BlockKrylovBasis(eqx.Module):
         coupling = jax.lax.dynamic_index_in_dim(self.coupling, last, keepdims=False)
         return jnp.linalg.norm(coupling, ord=2)
 
+    def frame(self, level: Int[Array, ""]) -> Frame:
+        """What probes at level m, in blocks, stay out of; without a copy of the basis."""
+        return Frame(self.vectors, *_frame(self, level))
+
     def trim(self) -> "BlockKrylovBasis":
         """The same basis without its unfilled blocks (outside `jit` only: shapes change)."""
         return _cut(self, max(int(self.filled), 1))
@@ -125,6 +132,7 @@ def block_lanczos(
         A `BlockKrylovBasis` with n blocks.
 
     Raises:
+        TypeError: A or `starts` is of another kind or dtype, or `num_steps` no int.
         ValueError: `num_steps` is out of range, `starts` does not have d columns, or `driver` is
             unknown.
 
@@ -133,6 +141,12 @@ def block_lanczos(
         block, and both once more: Barlow and Smoktunowicz 2013.
     """
     operator = as_operator(A)
+    check_array(starts, "starts", "k", "d")
+    if starts.dtype != operator.dtype:
+        raise TypeError(
+            f"starts has dtype {starts.dtype}, but A has dtype {operator.dtype}; cast one of the "
+            "two with .astype."
+        )
     if starts.shape[1] != operator.size:
         raise ValueError(
             f"starts has shape {starts.shape}, but A has size {operator.size}: start vectors are "
@@ -140,6 +154,19 @@ def block_lanczos(
         )
     basis = begin_block_run(starts)
     return continue_block_run(basis, operator, num_steps, driver=driver, progress=progress)
+
+
+@eqx.filter_jit
+def _frame(basis: BlockKrylovBasis, level: Array) -> tuple[Array, ...]:
+    size, level = basis.block_size, jnp.minimum(level, basis.filled)
+    inside = jnp.arange(basis.present.shape[0], dtype=jnp.int32) < level * size
+    # The next block is one of the basis if the run went on.
+    first = jnp.minimum(level, basis.num_blocks - 1) * size
+    following = jax.lax.dynamic_slice_in_dim(basis.vectors, first, size, axis=0)
+    boundary = jnp.where(level < basis.filled, following, basis.next_block)
+    unit = jnp.max(jnp.abs(jnp.diagonal(basis.diagonal, axis1=1, axis2=2)))
+    unit = jnp.where(unit > 0, unit, 1)
+    return inside, boundary, level, basis.num_vectors(level), _norm_bound(basis), unit
 
 
 @eqx.filter_jit
@@ -162,49 +189,6 @@ def begin_block_run(starts: Float[Array, "k d"]) -> BlockKrylovBasis:
         start_coordinates=coordinates,
         start_norms=norms,
     )
-
-
-def orthonormal_rows(
-    block: Float[Array, "k d"], tolerance: Float[Array, " k"], room: Int[Array, ""]
-) -> tuple[Float[Array, "k d"], Float[Array, "k k"], Bool[Array, " k"]]:
-    """`block = F Q` with orthonormal rows in Q, row by row; F is lower triangular.
-
-    A row of which no more than its tolerance is left beside the rows before it becomes a zero row
-    of Q: that changes the block by no more than the tolerance. Householder's QR would keep an
-    arbitrary direction instead, which later rows lean on, and Cholesky's fails.
-
-    Args:
-        block: the rows.
-        tolerance: for each row, what counts as nothing.
-        room: at most so many rows are kept.
-
-    Returns:
-        Q, F, and which rows of Q are not zero.
-    """
-    count = block.shape[0]
-
-    def orthogonalise(index, state):
-        rows, factor, present = state
-        row = jax.lax.dynamic_index_in_dim(block, index, keepdims=False)
-        first = jnp.matmul(rows, row, precision=_HIGHEST)
-        row = row - jnp.matmul(first, rows, precision=_HIGHEST)
-        second = jnp.matmul(rows, row, precision=_HIGHEST)
-        row = row - jnp.matmul(second, rows, precision=_HIGHEST)
-        norm = safe_norm(row)
-        # NaN must not look like nothing.
-        drop = (norm <= tolerance[index]) | (jnp.sum(present, dtype=jnp.int32) >= room)
-        norm = jnp.where(drop, 0, norm)
-        unit = jnp.where(drop, 0, row / jnp.where(norm == 0, 1, norm))
-        here = jnp.arange(count, dtype=jnp.int32) == index
-        return (
-            jax.lax.dynamic_update_index_in_dim(rows, unit, index, axis=0),
-            jnp.where(here[:, None], jnp.where(here, norm, first + second)[None, :], factor),
-            present | (here & ~drop),
-        )
-
-    nothing = jnp.zeros((count,), bool)
-    start = (jnp.zeros_like(block), jnp.zeros((count, count), block.dtype), nothing)
-    return jax.lax.fori_loop(0, count, orthogonalise, start)
 
 
 def block_step(

@@ -13,6 +13,7 @@ from pnkrylov.block.lookahead import BlockIncrements, block_lookahead_error
 from pnkrylov.block.tridiagonal import BlockTridiagonal
 from pnkrylov.krylov import Interruptible, is_concrete
 from pnkrylov.operators import SPDOperator, symmetry_tolerance
+from pnkrylov.probes import Probes
 from pnkrylov.results import RESULTS
 from pnkrylov.runs import first_failure, raise_failure
 
@@ -29,6 +30,7 @@ class BlockRun(eqx.Module):
         asymmetry: what the symmetry probe measured, or NaN.
         num_matvecs: all products that were spent, k for each step.
         structure: one of the user's vectors.
+        probes: random probes of the complement at level m, or None.
     """
 
     basis: BlockKrylovBasis
@@ -36,6 +38,7 @@ class BlockRun(eqx.Module):
     asymmetry: Float[Array, ""]
     num_matvecs: Int[Array, ""]
     structure: VectorStructure = eqx.field(static=True)
+    probes: Probes | None = None
 
     def tridiagonal(self, shift: Float[Array, ""]) -> BlockTridiagonal:
         """The factored T, shifted."""
@@ -63,12 +66,15 @@ class BlockRun(eqx.Module):
         if bool(result == RESULTS.successful):
             return
         values = self.tridiagonal(shift).eigenvalues()
+        smallest = float(values[0])
+        if self.probes is not None:
+            smallest = min(smallest, float(self.probes.ritz_range(shift, jnp.ones_like(shift))[0]))
         raise_failure(
             result,
-            given="A right-hand side",
+            given="A right-hand side" if self.probes is None else "The mean",
             asymmetry=self.asymmetry,
             structure=self.structure,
-            ritz_range=(float(values[0]), float(values[-1])),
+            ritz_range=(smallest, float(values[-1])),
             lower_bound=lower_bound,
             shift=shift,
         )

@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 import lineax as lx
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._doors import require_key
 from pnkrylov._structure import VectorStructure, describe
 from pnkrylov.block.beliefs import BlockSolveBelief, block_solve_belief
 from pnkrylov.block.krylov import begin_block_run, continue_block_run
@@ -65,8 +66,7 @@ def solve_block(
         METHOD.md sections 5 and 14.
     """
     operator, rows = _operator_and_rows(A, V)
-    if key is None:
-        raise TypeError("key is missing: pass a random key, for example key=jax.random.key(0).")
+    key = require_key(key)
     check_counts(max_lookahead=max_lookahead)
     shift = scalar(shift, "shift", operator.dtype)
     bound = None if lower_bound is None else scalar(lower_bound, "lower_bound", operator.dtype)
@@ -123,14 +123,11 @@ def is_block(A: Any, v: PyTree) -> bool:
     return all(jnp.ndim(rows) > 0 and jnp.shape(rows)[1:] == leaf.shape for rows, leaf in pairs)
 
 
-def refuse_for_blocks(**options: Any) -> None:
-    """Refuses what `solve` offers for one right-hand side only, unless it is the default."""
+def refuse_for_blocks(remedy: str, **options: Any) -> None:
+    """Refuses what only runs of single vectors offer, unless it is the default."""
     for name, value in options.items():
         if value is not None and not (isinstance(value, str) and value == "lookahead"):
-            raise ValueError(
-                f"{name}={value!r} is for one right-hand side, but v holds several right-hand "
-                "sides as rows: leave it out, or solve for one row at a time."
-            )
+            raise ValueError(f"{name}={value!r} is for {remedy}.")
 
 
 def _operator_and_rows(A: Any, V: PyTree) -> tuple[SPDOperator, Float[Array, "k d"]]:

@@ -160,11 +160,25 @@ class BlockTridiagonal(eqx.Module):
         product = product + _mul(jnp.swapaxes(after, 1, 2), jnp.concatenate([x[1:], zero]))
         return product.reshape(vectors.shape)
 
-    def logdet(self) -> Float[Array, ""]:
-        """log det of the unscaled matrix, over the present rows."""
+    def logdet(self, inside: Bool[Array, " rows"] | None = None) -> Float[Array, ""]:
+        """log det of the unscaled matrix, over the present rows, or those of them before a level.
+
+        Args:
+            inside: the rows before that level.
+        """
         pivots = jnp.diagonal(self.inverse_pivots, axis1=1, axis2=2).reshape(-1)
         logs = jnp.log(self.unit) - 2 * jnp.log(pivots)
-        return jnp.sum(jnp.where(self.present, logs, 0))
+        counted = self.present if inside is None else self.present & inside
+        return jnp.sum(jnp.where(counted, logs, 0))
+
+    def inverse_trace(self, inside: Bool[Array, " rows"]) -> Float[Array, ""]:
+        """`tr T_m^-1`, in units of 1/unit; a sum of squares.
+
+        Args:
+            inside: the rows of T_m.
+        """
+        counted = (self.present & inside)[:, None]
+        return jnp.sum(jnp.where(counted, self.inverse_factor, 0) ** 2)
 
     def inverse_diagonal_along(
         self, rows: Float[Array, "rows d"], inside: Bool[Array, " rows"]

@@ -1,5 +1,6 @@
 """The quadrature bracket of an inverse belief, whose probes all have one depth; traceable."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import equinox as eqx
@@ -9,7 +10,6 @@ from jaxtyping import Array, Float, Int
 
 from pnkrylov.probes import Probes, TraceProbes
 from pnkrylov.runs import Run
-from pnkrylov.tridiagonal import Tridiagonal
 
 # As for the adaptive estimator: 1.2 of the extrapolated tail bounds it.
 _TAIL_BOUND = 1.2
@@ -26,10 +26,21 @@ def quadrature_change(
     the sign of the change, where they do not converge yet.
     """
     assert run.probes is not None
-    probes, average = run.probes, Probes.mean
+    unit = run.tridiagonal(shift).unit
     if function == "inverse" and run.trace_probes is not None:
-        probes, average = run.trace_probes.probes, _weighted_by(run.trace_probes.squares)
-    unit = Tridiagonal.of(run.basis, shift).unit
+        average = _weighted_by(run.trace_probes.squares)
+        return change_of_mean(run.trace_probes.probes, shift, unit, function, average)
+    return change_of_mean(run.probes, shift, unit, function)
+
+
+def change_of_mean(
+    probes: Probes,
+    shift: Float[Array, ""],
+    unit: Float[Array, ""],
+    function: Literal["inverse", "log"],
+    average: Callable = Probes.mean,
+) -> Float[Array, ""]:
+    """The same for a given set of probes and the average that their forms enter."""
     width = jnp.maximum(probes.steps // 4, 1)
 
     def changes(kind: str) -> tuple[Array, ...]:
