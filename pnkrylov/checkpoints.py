@@ -273,6 +273,7 @@ class Checkpoint:
 
 def open_checkpoint(path: str | os.PathLike | None, seconds: float) -> Checkpoint | None:
     """The checkpoint at `path`, or None."""
+    check_seconds("checkpoint_seconds", seconds, zero=True)
     return None if path is None else Checkpoint(path, seconds)
 
 

@@ -90,12 +90,13 @@ def z_statistic(belief: GaussianBelief, x: PyTree) -> ZStatistic:
         The statistic. Under `jit` and `vmap` as well.
 
     Raises:
-        TypeError, ValueError: `x` has another structure, or `belief` is a batch.
+        TypeError, ValueError: `x` has another structure, or `belief` is a batch or no belief.
 
     Source:
         METHOD.md section 5 (the Z-statistic of Cockayne, Ipsen, Oates and Reid 2021).
     """
-    covariance, error = inner_view(belief.covariance, flat_error(belief, x, "x"))
+    error = flat_error(belief, x, "x")
+    covariance, error = inner_view(belief.covariance, error)
     return _z_statistic(covariance, error)
 
 

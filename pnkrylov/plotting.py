@@ -13,6 +13,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import PyTree
 
+from pnkrylov._arguments import check_fractions
 from pnkrylov.beliefs import InverseBelief
 from pnkrylov.ciq.quadrature import Quadrature
 from pnkrylov.covariance import KrylovCovariance
@@ -48,12 +49,20 @@ def contraction(
         The axes.
 
     Raises:
-        ValueError: no beliefs, or `level` is not in (0, 1).
+        TypeError: `beliefs` is no list, or `functional` no array or function.
+        ValueError: no beliefs, another number of labels, or `functional` is not a single one;
+            `level` is not in (0, 1).
     """
+    if not isinstance(beliefs, Sequence):
+        raise TypeError(f"beliefs is of type {type(beliefs).__name__}: pass a list of them.")
     if not beliefs:
         raise ValueError("beliefs is empty: pass at least one.")
-    axes = _axes(axes)
+    if labels is not None and len(labels) != len(beliefs):
+        raise ValueError(f"labels has {len(labels)} entries for {len(beliefs)} beliefs.")
     pushed = [belief.push(functional) for belief in beliefs]
+    if any(each.mean.size != 1 for each in pushed):
+        raise ValueError(f"functional must be a single one, got {pushed[0].mean.size} rows.")
+    axes = _axes(axes)
     means = np.array([float(jnp.ravel(each.mean)[0]) for each in pushed])
     widths = _quantile(level) * np.array([float(jnp.ravel(each.std())[0]) for each in pushed])
     if labels is None:
@@ -79,6 +88,9 @@ def calibration(found: Uniformity, *, axes: Any = None) -> Any:
 
     Returns:
         The axes. The band holds 95 % of all calibrated beliefs, over its whole length.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     axes = _axes(axes)
     values = np.sort(np.asarray(found.values))
@@ -107,8 +119,13 @@ def spectrum(belief: InverseBelief, *, eigenvalues: Any = None, axes: Any = None
         The axes, logarithmic in the eigenvalue.
 
     Raises:
+        TypeError: `belief` is no `InverseBelief`.
         ValueError: the belief was preconditioned: its Ritz values are not those of A.
     """
+    if not isinstance(belief, InverseBelief):
+        raise TypeError(
+            f"belief is of type {type(belief).__name__}: pass what pnkrylov.inverse returned."
+        )
     covariance = belief.covariance
     if not isinstance(covariance, KrylovCovariance):
         raise ValueError(
@@ -141,6 +158,15 @@ def ritz_values(basis: KrylovBasis) -> tuple[np.ndarray, np.ndarray]:
     """Ritz values of a run, largest first, and the norms of their residuals.
 
     Within its residual norm of every Ritz value there is an eigenvalue (Parlett 1998, section 4.5).
+
+    Args:
+        basis: the run, all of its n rows filled (`basis.trim()`).
+
+    Returns:
+        `(n,)` Ritz values and `(n,)` norms.
+
+    Raises:
+        ValueError: the run is traced (under `jit`).
     """
     ritz, vectors = np.linalg.eigh(np.asarray(basis.tridiagonal(), np.float64))
     residuals = float(basis.residual_norm()) * np.abs(vectors[-1])
@@ -158,6 +184,9 @@ def quadrature(rule: Quadrature, lmin: float, lmax: float, *, axes: Any = None) 
 
     Returns:
         The two axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     upper, lower = _axes(axes, rows=2)
     dtype = rule.shifts.dtype
@@ -187,7 +216,9 @@ def two_variances(x: Any, prediction: Any, *, level: float = 0.95, axes: Any = N
         The axes. The inner band is the mathematical variance, the outer one the sum of both.
 
     Raises:
-        ValueError: the prediction is not of one output at the points `x`.
+        TypeError: `level` is no real number.
+        ValueError: the prediction is not of one output at the points `x`, or `level` is not in
+            (0, 1).
     """
     x, mean = np.asarray(x), np.asarray(prediction.mean)
     if x.ndim != 1 or mean.shape != x.shape:
@@ -224,6 +255,9 @@ def reliability(
 
     Returns:
         The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     axes = _axes(axes)
     axes.plot([0, 1], [0, 1], color="0.6", lw=1, ls="--", zorder=0)
@@ -243,6 +277,9 @@ def sample_check(check: SampleCheck, *, axes: Any = None) -> Any:
 
     Returns:
         The two axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     left, right = _axes(axes, columns=2)
     edges, density, _ = check.histogram()
@@ -274,6 +311,5 @@ def _axes(axes: Any, *, rows: int = 1, columns: int = 1) -> Any:
 
 
 def _quantile(level: float) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} must lie strictly between 0 and 1.")
+    check_fractions(level=level)
     return float(scipy.stats.norm.ppf((1 + level) / 2))

@@ -5,6 +5,7 @@ import math
 
 import jax.numpy as jnp
 
+from pnkrylov._arguments import check_reals
 from pnkrylov.beliefs import InverseBelief, SolveBelief
 from pnkrylov.calibration import calibrate_inverse
 from pnkrylov.krylov import is_concrete
@@ -81,12 +82,20 @@ def regime(belief: SolveBelief | InverseBelief, damping: float | None = None) ->
             (prior precision, noise variance; the shift alpha included).
 
     Raises:
+        TypeError: `belief` is none with a single run, or `damping` no real number.
         ValueError: `belief` is a batch, traced, or of a failed run; `damping` is not positive or
             above the smallest Ritz value.
 
     Source:
         pslq.md, theorem 13 and proposition 14; `lambda omega`: its section 6.2, "Two regimes".
     """
+    if not isinstance(belief, SolveBelief | InverseBelief):
+        raise TypeError(
+            f"belief is of type {type(belief).__name__}: pass what pnkrylov.solve or "
+            "pnkrylov.inverse returned."
+        )
+    if damping is not None:
+        check_reals(damping=damping)
     if not is_concrete(belief) or belief.mean_flat.ndim != 1:
         raise ValueError(
             "regime needs one belief with concrete values: call it outside jit/vmap/grad, and for "

@@ -20,6 +20,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_fractions, check_positive_counts, check_reals
 from pnkrylov.ciq.drivers import Options
 from pnkrylov.ciq.results import raise_unless_successful
 from pnkrylov.ciq.square_root import square_root_rows
@@ -149,7 +150,8 @@ def mahalanobis(
         Distances `(n,)`.
 
     Raises:
-        ValueError: Shapes do not agree, or `role` is unknown.
+        TypeError, ValueError: Shapes or dtypes do not agree, `role` is unknown, or `rtol` is not
+            between 0 and 1; and as `as_operator`.
     """
     left, right = _dual_rows(A, samples, mean, role, key, rtol)
     return jnp.sum(left * right, axis=1)
@@ -161,6 +163,10 @@ def _dual_rows(
     """Rows whose inner products are those of the whitened samples."""
     if role not in ("precision", "covariance"):
         raise ValueError(f"role must be 'precision' or 'covariance', got {role!r}.")
+    check_fractions(rtol=rtol)
+    leaves = jax.tree.leaves(samples)
+    if not leaves or any(jnp.ndim(leaf) == 0 or len(leaf) == 0 for leaf in leaves):
+        raise ValueError("samples is empty: every leaf needs a leading axis of samples.")
     first = jax.tree.map(lambda leaf: leaf[0], samples)
     operator = as_operator(A, like=first)
     rows = jax.vmap(operator.ravel)(samples)
@@ -196,7 +202,8 @@ def check_distances(
     """Compares squared Mahalanobis distances with chi-squared.
 
     Args:
-        distances: Squared distances `(n,)`, at least two.
+        distances: Squared distances `(n,)`, at least two; those that are not finite count as
+            infinitely far.
         dimension: Degrees of freedom d.
         level: Probability of the intervals.
 
@@ -204,19 +211,27 @@ def check_distances(
         A `SampleCheck`.
 
     Raises:
-        ValueError: Fewer than two distances, `dimension < 1`, or `level` not in (0, 1).
+        TypeError: An argument is of another type.
+        ValueError: Fewer than two distances, a negative one, `dimension < 1`, or `level` not in
+            (0, 1).
 
     Source:
         papers/thesis_sampling_ciq.tex, section "Sampling Evaluation"; Massart (1990), Annals of
         Probability 18. Beyond the thesis: intervals instead of a bare p-value.
     """
-    values = np.sort(np.asarray(distances, np.float64))
+    check_reals(distances=distances)
+    check_positive_counts(dimension=dimension)
+    check_fractions(level=level)
+    values = np.asarray(distances, np.float64)
     if values.ndim != 1 or len(values) < 2:
         raise ValueError(f"distances must be a vector of two or more, got shape {values.shape}.")
-    if dimension < 1:
-        raise ValueError(f"dimension must be at least 1, got {dimension}.")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie in (0, 1), got {level}.")
+    values = np.sort(values)
+    # Rounding may push the distance of a sample that is its mean below zero.
+    if values[0] < -1e-6 * np.abs(values).max():
+        raise ValueError(
+            f"distances has {values[0]:.6g}: squared distances are not negative. Check that A is "
+            "positive definite."
+        )
     count = len(values)
     # Distances that are not finite count as infinitely far: they sort last.
     comparable = np.where(np.isfinite(values), values, np.inf)
@@ -263,7 +278,7 @@ def check_samples(
         A `SampleCheck`; print it.
 
     Raises:
-        ValueError: As the two functions.
+        TypeError, ValueError: As the two functions.
     """
     left, right = _dual_rows(A, samples, mean, role, key, 1e-4)
     check = check_distances(jnp.sum(left * right, axis=1), left.shape[1], level=level)

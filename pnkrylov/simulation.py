@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +14,7 @@ from scipy.special import ndtr
 from scipy.stats import beta as beta_distribution
 from tqdm import tqdm
 
+from pnkrylov._arguments import check_reals
 from pnkrylov.gaussian import GaussianBelief
 from pnkrylov.krylov import Interruptible
 
@@ -129,22 +130,26 @@ def simulation_based_calibration(
     Raises:
         ValueError: no problems, a belief is a batch, a truth has another structure, a size below 1
             or a level outside (0, 1).
-        TypeError: `num_problems` is missing.
+        TypeError: `num_problems` is missing, or `problems` or `levels` is of another type.
 
     Source:
         METHOD.md section 5; the idea: Talts, Betancourt, Simpson, Vehtari and Gelman 2018.
     """
     _check_sizes(num_functionals=num_functionals, num_coordinates=num_coordinates)
+    if not isinstance(levels, Sequence) or not levels:
+        raise TypeError(f"levels={levels!r} must be a list or tuple of numbers between 0 and 1.")
     for level in levels:
+        check_reals(levels=level)
         if not 0 < level < 1:
             raise ValueError(f"levels has {level}; each must lie strictly between 0 and 1.")
     problem_key, functional_key, simulation_key = jax.random.split(key, 3)
     pairs, total = _pairs(problems, num_problems, problem_key)
     groups: tuple[list[_Group], list[_Group]] = ([], [])
     with Interruptible() as interrupt:
-        for index, (belief, truth) in enumerate(
+        for index, pair in enumerate(
             tqdm(pairs, total=total, desc="Calibration", unit="problem", disable=not progress)
         ):
+            belief, truth = _checked_pair(pair, index)
             error = flat_error(belief, truth)
             found = _standardise(
                 belief,
@@ -164,6 +169,22 @@ def simulation_based_calibration(
     return CalibrationReport(len(groups[0]), *reports)
 
 
+def _checked_pair(pair: Any, index: int) -> tuple[GaussianBelief, PyTree]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"problems: number {index} is no pair (belief, truth), but {pair!r}.")
+    check_belief(pair[0], f"problems: the belief of number {index}")
+    return pair[0], pair[1]
+
+
+def check_belief(belief: Any, name: str = "belief") -> None:
+    """Refuses what is no belief about one vector."""
+    if not isinstance(belief, GaussianBelief):
+        raise TypeError(
+            f"{name} is of type {type(belief).__name__}: pass what pnkrylov.solve or "
+            "pnkrylov.inverse returned."
+        )
+
+
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -180,7 +201,12 @@ def _pairs(
             raise TypeError("num_problems is missing: a function can make any number of problems.")
         keys = jax.random.split(key, num_problems)
         return (problems(keys[index]) for index in range(num_problems)), num_problems
-    total = len(problems) if hasattr(problems, "__len__") else num_problems
+    if not isinstance(problems, Iterable):
+        raise TypeError(
+            f"problems is of type {type(problems).__name__}: pass pairs (belief, truth), or a "
+            "function of a key that returns one."
+        )
+    total = len(problems) if isinstance(problems, Sized) else num_problems
     return itertools.islice(problems, num_problems), total
 
 
@@ -192,6 +218,7 @@ def flat_error(
     Raises:
         TypeError, ValueError: it has not, or `belief` is a batch.
     """
+    check_belief(belief)
     if belief.mean_flat.ndim != 1:
         raise ValueError(
             f"The belief is a batch of shape {list(belief.mean_flat.shape[:-1])}: pass its members "

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_positive_numbers
 from pnkrylov.errors import NotPositiveDefiniteError
 from pnkrylov.estimate import Bracket, Estimate
 from pnkrylov.krylov import Driver, is_concrete
 from pnkrylov.operators import SPDOperator, as_operator
-from pnkrylov.preconditioners import Preconditioner
+from pnkrylov.preconditioners import Preconditioner, precondition
 from pnkrylov.traces import peers
 from pnkrylov.traces.adaptive import AdaptiveTrace, Bracketed
 from pnkrylov.traces.probes import ProbeKind
@@ -117,6 +118,12 @@ def logdet(
 
     Gauss quadrature bounds the logarithm from above. `rtol` is relative to `|log det A|`.
 
+    Returns:
+        An `Estimate`, as `trace_inverse`.
+
+    Raises:
+        TypeError, ValueError, PnkrylovError: as `trace_inverse`.
+
     Source:
         METHOD.md section 2: `log det T + tr log T_perp + log(1 - gamma (T_perp^-1)_11)`.
     """
@@ -172,7 +179,9 @@ def trace_function(
         progress: as in `trace_inverse`.
 
     Raises:
-        ValueError: f is not finite at a Ritz value, or does not act elementwise.
+        TypeError, ValueError: as `trace_inverse`; f is no function, not finite at a Ritz value, or
+            does not act elementwise.
+        PnkrylovError: as `trace_inverse`, but Ritz values may be negative.
 
     Source:
         Chen and Hallman 2023, for a general f.
@@ -204,18 +213,19 @@ def _checked(
         raise ValueError(f"depth={depth} is for the peers: method='pslq' chooses its own depths.")
     if method != "pslq" and rtol is not None:
         raise ValueError(f"rtol={rtol} needs method='pslq'; {method!r} takes a budget.")
-    if rtol is not None and not rtol > 0:
-        raise ValueError(f"rtol={rtol} must be positive, for example 1e-2.")
-    if lower_bound is not None and not (lower_bound > 0 and np.isfinite(lower_bound)):
-        raise ValueError(
-            f"lower_bound={lower_bound} must be positive and at most the smallest eigenvalue of A."
-        )
+    if rtol is not None:
+        check_positive_numbers(rtol=rtol)
+    if lower_bound is not None:
+        check_positive_numbers(lower_bound=lower_bound)
+        if not np.isfinite(lower_bound):
+            raise ValueError(f"lower_bound={lower_bound} must be at most the smallest eigenvalue.")
     if preconditioner is not None and (method != "pslq" or lower_bound is not None):
         raise ValueError(
             "preconditioner= needs method='pslq' and no lower_bound: it changes the spectrum that "
             "a bound is about, and the peers do not know it."
         )
     operator = as_operator(A, like=like)
+    precondition(operator, preconditioner)  # for its checks
     if not is_concrete((operator, key, preconditioner)):
         raise ValueError(
             "Trace estimators choose shapes from what they see, so they cannot be traced: call "

@@ -173,6 +173,14 @@ def test_batch_statistics_are_noticed_by_what_they_do():
     curvature.ggn(functools.partial(apply, True), params, (X, LABELS), Categorical())
 
 
+def test_batch_statistics_that_make_one_example_nan_are_noticed():
+    def apply(w, x):
+        y = x @ w
+        return (y - y.mean(axis=0)[None, :]) / y.std(axis=0)[None, :]
+
+    refused(apply, jnp.eye(3, dtype=F32), "depends on the other examples")
+
+
 def test_random_models_are_noticed_by_what_they_do():
     random = np.random.default_rng(0)
 

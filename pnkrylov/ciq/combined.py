@@ -50,9 +50,11 @@ class Progress(eqx.Module):
     ) -> tuple["Progress", RotatedColumn]:
         """Adds one Lanczos step."""
         rotations, column = rotate(self.rotations, rule.shifts, alpha, beta_before, beta)
-        points = jnp.stack([jnp.zeros_like(lower), lower])
+        # Bounds that are eigenvalues are right, and Ritz values reach them up to rounding.
+        rounding = 10 * jnp.finfo(lower.dtype).eps * jnp.where(jnp.isfinite(upper), upper, 0)
+        points = jnp.stack([jnp.zeros_like(lower), lower - rounding])
         inside = self.inside.extend(points, alpha, beta_before, beta)
-        mirrored = self.mirrored.extend(-upper[None], -alpha, beta_before, beta)
+        mirrored = self.mirrored.extend(-(upper + rounding)[None], -alpha, beta_before, beta)
         return Progress(rotations, inside, mirrored), column
 
     def error_bound(self, rule: Quadrature, lower: Float[Array, ""]) -> Float[Array, " k"]:
@@ -81,7 +83,7 @@ class Progress(eqx.Module):
         return jnp.all(self.inside.positive[0])
 
     def bracketed(self) -> Bool[Array, ""]:
-        """Whether all Ritz values lie between the bounds."""
+        """Whether all Ritz values lie between the bounds, up to rounding."""
         return jnp.all(self.inside.positive[1]) & jnp.all(self.mirrored.positive)
 
 

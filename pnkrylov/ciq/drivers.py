@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from pnkrylov._arguments import check_counts, check_fractions, check_positive_counts
 from pnkrylov.ciq import lanczos_function
 from pnkrylov.ciq.combined import QUADRATURE_SHARE, SOLVER_SHARE
 from pnkrylov.ciq.lanczos_function import FunctionPlan, FunctionRun
@@ -48,14 +49,19 @@ class Options:
     max_basis_bytes: int = 2**30
 
     def __post_init__(self) -> None:
-        if not 0 < self.rtol < 1:
-            raise ValueError(f"rtol must lie in (0, 1), got {self.rtol}.")
+        check_fractions(rtol=self.rtol)
         if self.method not in ("auto", "lanczos", "ciq"):
             raise ValueError(f"method must be 'auto', 'lanczos' or 'ciq', got {self.method!r}.")
         for name in ("max_steps", "num_points"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+            if value is not None:
+                check_positive_counts(**{name: value})
+        check_counts(max_basis_bytes=self.max_basis_bytes)
+        if self.bounds is not None and not isinstance(self.bounds, SpectralBounds):
+            raise TypeError(
+                f"bounds is of type {type(self.bounds).__name__}: pass SpectralBounds.known(lower, "
+                "upper) or what spectral_bounds returns."
+            )
 
     def points_for(self, bounds: SpectralBounds | None, dtype: Any) -> int:
         """Number of quadrature points; without concrete bounds, for the worst condition number."""

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pnkrylov._arguments import check_reals
+
 
 def ellipk(m: Float[Array, "..."] | float) -> Float[Array, "..."]:
     """Complete elliptic integral of the first kind `K(m)`, with parameter `m = k^2`.
@@ -27,6 +29,9 @@ def ellipk(m: Float[Array, "..."] | float) -> Float[Array, "..."]:
 
     Returns:
         `K(m)`, same shape and dtype; `inf` at `m = 1` and `nan` for `m > 1`.
+
+    Raises:
+        TypeError: m is no real floating number or array.
 
     Source:
         Abramowitz and Stegun, 17.3.1 and 17.6.3.
@@ -44,6 +49,9 @@ def ellipkm1(p: Float[Array, "..."] | float) -> Float[Array, "..."]:
     Returns:
         `K(1 - p) = pi / (2 agm(1, sqrt(p)))`, same shape and dtype; `inf` at `p = 0` and `nan`
         for `p < 0`.
+
+    Raises:
+        TypeError: p is no real floating number or array.
 
     Source:
         Abramowitz and Stegun, 17.6.3.
@@ -70,6 +78,10 @@ def ellipj(
     Returns:
         `(sn, cn, dn)`, each of the shape and dtype of `u`; `nan` for `m > 1`.
 
+    Raises:
+        TypeError: u or m is no real floating number or array, or their dtypes differ.
+        ValueError: Their shapes differ, and neither is a scalar.
+
     Source:
         Bulirsch (1965), Numerische Mathematik 7, 78-90, procedure `sncndn`.
     """
@@ -91,6 +103,10 @@ def ellipjm1(
 
     Returns:
         `(sn, cn, dn)`, each of the shape and dtype of `u`; `nan` for `p < 0`.
+
+    Raises:
+        TypeError: u or p is no real floating number or array, or their dtypes differ.
+        ValueError: Their shapes differ, and neither is a scalar.
 
     Source:
         Bulirsch (1965), Numerische Mathematik 7, 78-90, procedure `sncndn`.
@@ -231,6 +247,7 @@ def _product_error(a: Array, b: Array, product: Array) -> Array:
 
 
 def _as_floating(name: str, value: Array | float) -> Array:
+    check_reals(**{name: value})
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(

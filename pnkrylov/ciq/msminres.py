@@ -5,8 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from pnkrylov._arguments import check_array, check_positive_counts
 from pnkrylov.ciq import recurrence
 from pnkrylov.ciq.combined import Progress
 from pnkrylov.ciq.quadrature import Quadrature
@@ -96,11 +98,13 @@ def msminres(
 
     Raises:
         ValueError: If shapes do not agree or `max_steps < 1`.
-        TypeError: If dtypes do not agree.
+        TypeError: If dtypes do not agree, or an argument is of another type.
 
     Source:
         Pleiss et al. (2020), appendix C; Paige and Saunders (1975).
     """
+    check_array(B, "B", "k", "d")
+    check_array(shifts, "shifts", "q")
     operator = precondition(as_operator(A, like=B[0]), preconditioner)
     if B.ndim != 2 or B.shape[1] != operator.size:
         raise ValueError(
@@ -111,11 +115,10 @@ def msminres(
             f"A, B and shifts must share a dtype, got {operator.dtype}, {B.dtype} and "
             f"{shifts.dtype}; cast them with .astype."
         )
-    if weights is not None and weights.shape != shifts.shape:
-        raise ValueError(f"weights has shape {weights.shape}, but shifts has {shifts.shape}.")
+    if weights is not None and np.shape(weights) != shifts.shape:
+        raise ValueError(f"weights has shape {np.shape(weights)}, but shifts has {shifts.shape}.")
     max_steps = 10 * operator.size + 100 if max_steps is None else max_steps
-    if max_steps < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
+    check_positive_counts(max_steps=max_steps)
     lower, upper = jnp.asarray(lower, B.dtype), jnp.asarray(upper, B.dtype)
     rtol = jnp.asarray(rtol, B.dtype)
     return _run(operator, B, shifts, weights, lower, upper, rtol, max_steps, forward)

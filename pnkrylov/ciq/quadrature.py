@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pnkrylov._arguments import check_fractions, check_positive_counts, check_reals
 from pnkrylov.ciq.elliptic import ellipj_at_fraction, ellipkm1
 from pnkrylov.krylov import is_concrete
 
@@ -17,6 +18,10 @@ class Quadrature(eqx.Module):
 
     On `[lower, upper]` of the spectrum, `sum_q weights_q / (shifts_q + x)` agrees with `x^{-1/2}`
     up to a relative error that shrinks geometrically with the number of points.
+
+    Attributes:
+        shifts: `(q,)`, positive, ascending.
+        weights: `(q,)`, positive.
     """
 
     shifts: Float[Array, " q"]
@@ -59,6 +64,7 @@ def quadrature(
         A `Quadrature` with `Q` shifts (ascending) and weights, all positive.
 
     Raises:
+        TypeError: If an argument is no real number, or `num_points` no int.
         ValueError: If concrete bounds are not `0 < lmin <= lmax`, `rtol` is not in (0, 1), or
             `num_points` is not positive.
 
@@ -66,11 +72,11 @@ def quadrature(
         Hale, Higham and Trefethen (2008), SIAM J. Numer. Anal. 46, section 4; Pleiss et al. (2020),
         appendix B. The parameter of the elliptic functions is `1 - lmin / lmax`.
     """
+    check_fractions(rtol=rtol)
     lmin, lmax = _as_bounds(lmin, lmax, dtype)
     if num_points is None:
         num_points = num_quadrature_points(_condition(lmin, lmax), rtol)
-    if num_points < 1:
-        raise ValueError(f"num_points must be at least 1, got {num_points}.")
+    check_positive_counts(num_points=num_points)
     # Dividing the roots keeps the ratio representable where lmin / lmax would underflow.
     complement = (jnp.sqrt(lmin) / jnp.sqrt(lmax)) ** 2
     fractions = (np.arange(num_points) + 0.5) / num_points
@@ -93,13 +99,18 @@ def num_quadrature_points(condition: float, rtol: float) -> int:
     """
     if not condition >= 1:
         raise ValueError(f"condition must be at least 1, got {condition}.")
-    if not 0 < rtol < 1:
-        raise ValueError(f"rtol must lie in (0, 1), got {rtol}.")
+    check_fractions(rtol=rtol)
     rate = 2 * math.pi**2 / (math.log(condition) + 3)
     return math.ceil(math.log(10 / rtol) / rate)
 
 
 def _as_bounds(lmin, lmax, dtype) -> tuple[Array, Array]:
+    check_reals(lmin=lmin, lmax=lmax)
+    if jnp.ndim(lmin) or jnp.ndim(lmax):
+        raise ValueError(
+            f"lmin and lmax must be single numbers, got the shapes {jnp.shape(lmin)} and "
+            f"{jnp.shape(lmax)}."
+        )
     lmin, lmax = jnp.asarray(lmin, dtype), jnp.asarray(lmax, dtype)
     if not jnp.issubdtype(lmin.dtype, jnp.floating):
         lmin, lmax = lmin.astype(float), lmax.astype(float)

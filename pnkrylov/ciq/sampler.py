@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_counts
 from pnkrylov.ciq.drivers import Method, Options
 from pnkrylov.ciq.results import raise_unless_successful
 from pnkrylov.ciq.spectrum import SpectralBounds, spectral_bounds
@@ -76,8 +77,10 @@ class CIQSampler(eqx.Module):
             throw: Raise when the tolerance is not met.
 
         Raises:
-            ValueError: If `role` is unknown, or shapes do not agree.
+            TypeError, ValueError: `role` or `method` is unknown, `rtol` is not between 0 and 1, a
+                count is not positive, or shapes and dtypes do not agree.
         """
+        Options(forward=False, rtol=rtol, method=method, bounds=bounds, max_steps=max_steps)
         if role not in ("precision", "covariance"):
             raise ValueError(f"role must be 'precision' or 'covariance', got {role!r}.")
         self.operator = as_operator(A, like=mean if like is None else like)
@@ -88,8 +91,9 @@ class CIQSampler(eqx.Module):
         self.preconditioner = preconditioner
         self.rtol, self.method, self.role = rtol, method, role
         self.max_steps, self.throw = max_steps, throw
+        preconditioned = precondition(self.operator, preconditioner)
         if bounds is None and key is not None:
-            bounds = spectral_bounds(precondition(self.operator, preconditioner), key=key)
+            bounds = spectral_bounds(preconditioned, key=key)
         self.bounds = bounds
 
     def sample(self, key: PRNGKeyArray, num_samples: int) -> PyTree:
@@ -104,10 +108,9 @@ class CIQSampler(eqx.Module):
 
         Raises:
             ToleranceNotMetError: As `inv_sqrt_matvec`, unless `throw=False`.
-            ValueError: `num_samples` is negative.
+            TypeError, ValueError: `num_samples` is no int or negative; `key` is no random key.
         """
-        if num_samples < 0:
-            raise ValueError(f"num_samples={num_samples} must not be negative.")
+        check_counts(num_samples=num_samples)
         size, dtype = self.operator.size, self.operator.dtype
         batch = min(max(num_samples, 1), max(1, _BATCH_BYTES // (256 * size * dtype.itemsize)))
         num_batches = max(-(-num_samples // batch), 1)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_fractions, check_positive_counts, check_reals
 from pnkrylov.ciq import recurrence
 from pnkrylov.krylov import is_concrete
 from pnkrylov.operators import SPDOperator, as_operator
@@ -39,6 +40,14 @@ class SpectralBounds(eqx.Module):
 
     `certified` is False where the run ended (step limit, indefinite operator) before it could
     exclude smaller eigenvalues; `lower` is then only a guess below the smallest Ritz value.
+
+    Attributes:
+        lower: lower end, a scalar.
+        upper: upper end.
+        ritz_min: smallest Ritz value of the run; `lower` where the bounds were given.
+        ritz_max: largest Ritz value of the run; `upper` where the bounds were given.
+        certified: whether both ends are bounds, up to the failure probability.
+        num_matvecs: products that were spent.
     """
 
     lower: Float[Array, ""]
@@ -53,8 +62,10 @@ class SpectralBounds(eqx.Module):
         """Bounds that the caller knows, for example a noise variance from below.
 
         Raises:
-            ValueError: If concrete numbers are not `0 < lower <= upper`.
+            TypeError: If they are no real numbers.
+            ValueError: If concrete numbers are not `0 < lower <= upper < inf`.
         """
+        check_reals(lower=lower, upper=upper)
         lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
         traced = not is_concrete((lower, upper))
         if not traced and not 0 < float(lower) <= float(upper) < math.inf:
@@ -100,7 +111,8 @@ def spectral_bounds(
         positive then and `certified` is False.
 
     Raises:
-        ValueError: If `failure_probability` is not in (0, 1) or `max_steps < 1`.
+        TypeError, ValueError: If `failure_probability` is not in (0, 1) or `max_steps < 1`; and as
+            `as_operator`.
 
     Source:
         Kuczynski and Wozniakowski (1992), SIAM J. Matrix Anal. Appl. 13, bound the same
@@ -110,8 +122,7 @@ def spectral_bounds(
     operator = as_operator(A, like=like)
     if max_steps is None:
         max_steps = min(max(1000, 10 * operator.size), 50_000)
-    if max_steps < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
+    check_positive_counts(max_steps=max_steps)
     stored = operator.size**2 * operator.dtype.itemsize <= _BASIS_BYTES
     if stored:
         max_steps = min(max_steps, operator.size)
@@ -125,10 +136,7 @@ def smallest_share(num_starts: int, size: int, failure_probability: float) -> fl
     Raises:
         ValueError: If `failure_probability` is not in (0, 1).
     """
-    if not 0 < failure_probability < 1:
-        raise ValueError(
-            f"failure_probability must lie in (0, 1), got {failure_probability}; 1e-3 is usual."
-        )
+    check_fractions(failure_probability=failure_probability)
     # Half of the probability for either end of the spectrum.
     log_power = math.log(failure_probability / 2) + math.lgamma(num_starts / 2 + 1)
     return 2 * math.exp(2 * log_power / num_starts) / (num_starts * size)

@@ -67,7 +67,8 @@ def inv_sqrt_matvec(
         ToleranceNotMetError: The tolerance was not met, or rounding does not allow it.
         NotPositiveDefiniteError: A Ritz value is not positive; the message names it.
         NotFiniteError: A product is not finite.
-        ValueError: An argument is out of its range, or a key is needed.
+        TypeError, ValueError: An argument is out of its range, of a wrong type or shape, or a key
+            is needed.
 
     Source:
         METHOD.md, section 7; Pleiss et al. (2020); Druskin and Knizhnerman (1991) for Lanczos-FA
@@ -111,7 +112,7 @@ def sqrt_matvec(
 
     Raises:
         TypeError: An argument is unknown.
-        ToleranceNotMetError: And the others of `inv_sqrt_matvec`.
+        ToleranceNotMetError, ValueError: And the others of `inv_sqrt_matvec`.
     """
     return _on_trees(A, b, key, Options(forward=True, **options), throw)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pnkrylov._arguments import check_reals
 from pnkrylov._operator_types import DenseOperator, EntryOperator, SPDOperator
 from pnkrylov._structure import VectorStructure, check_dtype
 from pnkrylov.gp.operator import KernelOperator, kernel_operator
@@ -94,7 +95,7 @@ class Observations(eqx.Module):
             )
         if given is None and self.mean is None:
             return jnp.zeros((self.num_outputs, len(points)), self.residuals.dtype)
-        values = jax.vmap(self.mean)(points) if given is None else jnp.asarray(given)  # pyright: ignore
+        values = jax.vmap(self.mean)(points) if given is None else _as_array(given, "mean")  # pyright: ignore
         return _as_rows(values, "mean", len(points), self.num_outputs, self.residuals.dtype)
 
 
@@ -191,6 +192,7 @@ def observe(
         )
     targets = jnp.asarray(y)
     targets = check_finite(targets[None, :] if targets.ndim == 1 else targets.T, "y")
+    check_reals(noise=noise)
     noise = jnp.asarray(noise).astype(dtype)
     if noise.shape not in ((), (size,)):
         raise ValueError(
@@ -217,7 +219,13 @@ def observe(
     return eqx.tree_at(lambda d: d.residuals, data, targets - check_finite(prior, "mean"))
 
 
+def _as_array(values: Any, name: str) -> Array:
+    check_reals(**{name: values})
+    return jnp.asarray(values)
+
+
 def _as_rows(values: Array, name: str, count: int, num_outputs: int, dtype: Any) -> Array:
+    check_reals(**{name: values})
     values = values.astype(dtype)
     if values.ndim == 0:
         return jnp.broadcast_to(values, (num_outputs, count))

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
-from pnkrylov.budgets import check_positive_counts
+from pnkrylov._arguments import check_optimizer
+from pnkrylov.budgets import check_counts, check_positive_counts
 from pnkrylov.errors import NotFiniteError
 from pnkrylov.gp.data import observe, shifted_by
 from pnkrylov.gp.regression import GPBelief, condition
@@ -65,7 +66,8 @@ def fit(
         kernel: where the search begins; its floating leaves are the hyperparameters.
         X: inputs, as in `condition`.
         y: targets.
-        noise: noise variance at the beginning; of several, a common factor is learnt.
+        noise: noise variance at the beginning (zero stays zero); of several, a common factor is
+            learnt.
         key: random key.
         num_iterations: steps of the optimiser.
         optimizer: an optax optimiser; `optax.adam(0.1)` by default.
@@ -81,12 +83,17 @@ def fit(
 
     Raises:
         ImportError: optax is not installed, and no optimiser was given.
-        ValueError: a hyperparameter is not positive, or the kernel has none.
-        NotFiniteError: the evidence of the first iteration is not finite.
+        TypeError: as `condition`; `optimizer` is none of optax.
+        ValueError: as `condition`; a hyperparameter is not positive, or the kernel has
+            no hyperparameter.
+        NotFiniteError: as `condition`; the evidence of the first iteration is not finite.
+        NotPositiveDefiniteError: as `condition`.
     """
     check_positive_counts(num_iterations=num_iterations)
+    check_counts(preconditioner_rank=preconditioner_rank)
     if optimizer is None:
         optimizer = _default_optimizer()
+    check_optimizer(optimizer)
     leaves = _leaves(kernel)
     if not leaves:
         raise ValueError(
@@ -98,8 +105,9 @@ def fit(
             "A hyperparameter of the kernel is not positive, and has no logarithm: pass "
             "log_scale=False, or write the kernel in terms of positive ones."
         )
-    X = jnp.asarray(X)
-    search = _Search(kernel, X, jnp.asarray(y), jnp.asarray(noise).astype(X.dtype), key, log_scale)
+    # Refused here by its name, not in the middle of a compiled iteration.
+    data = observe(kernel, X, y, noise, options.get("mean"), options.get("block_rows"))
+    search = _Search(kernel, jnp.asarray(X), jnp.asarray(y), data.noise, key, log_scale)
     search_options = {"preconditioner_rank": preconditioner_rank, **options}
     parameters = search.start()
     state = optimizer.init(parameters)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pnkrylov._arguments import check_reals
 from pnkrylov.krylov import is_concrete
 
 # Up to here differences cost no more than a matrix product, and nothing in them cancels. One core,
@@ -79,6 +80,7 @@ def _positive(name: str) -> Callable[[Any], Float[Array, "..."]]:
     """Converts a hyperparameter, refusing what is not positive (unless it is being traced)."""
 
     def convert(value: Any) -> Float[Array, "..."]:
+        check_reals(**{name: value})
         value = jnp.asarray(value)
         if not jnp.issubdtype(value.dtype, jnp.floating):
             value = value.astype(jnp.result_type(float))
@@ -197,7 +199,7 @@ class RBF(StationaryKernel):
         variance: One number.
 
     Raises:
-        ValueError: A hyperparameter is not positive.
+        TypeError, ValueError: A hyperparameter is no real number, or not positive and finite.
 
     Source:
         Rasmussen and Williams (2006), equation 4.9.
@@ -219,7 +221,7 @@ class Matern12(StationaryKernel):
         variance: One number.
 
     Raises:
-        ValueError: A hyperparameter is not positive.
+        TypeError, ValueError: A hyperparameter is no real number, or not positive and finite.
 
     Source:
         Rasmussen and Williams (2006), equation 4.18.
@@ -241,7 +243,7 @@ class Matern32(StationaryKernel):
         variance: One number.
 
     Raises:
-        ValueError: A hyperparameter is not positive.
+        TypeError, ValueError: A hyperparameter is no real number, or not positive and finite.
 
     Source:
         Rasmussen and Williams (2006), equation 4.17.
@@ -264,7 +266,7 @@ class Matern52(StationaryKernel):
         variance: One number.
 
     Raises:
-        ValueError: A hyperparameter is not positive.
+        TypeError, ValueError: A hyperparameter is no real number, or not positive and finite.
 
     Source:
         Rasmussen and Williams (2006), equation 4.17.
@@ -288,7 +290,7 @@ class RationalQuadratic(StationaryKernel):
         mixture: One number, alpha in the source; at infinity the kernel is RBF.
 
     Raises:
-        ValueError: A hyperparameter is not positive.
+        TypeError, ValueError: A hyperparameter is no real number, or not positive and finite.
 
     Source:
         Rasmussen and Williams (2006), equation 4.19.

@@ -14,10 +14,10 @@ from pnkrylov._structure import VectorStructure
 from pnkrylov.beliefs import InverseBelief
 from pnkrylov.gp.operator import KernelOperator, kernel_operator
 from pnkrylov.gp.roots import square_root
+from pnkrylov.inverse import inverse
 from pnkrylov.krylov import is_concrete
 from pnkrylov.operators import SPDOperator
 from pnkrylov.preconditioners._checks import check_positive
-from pnkrylov.solve import inverse
 from pnkrylov.tridiagonal import Tridiagonal
 
 
@@ -136,6 +136,7 @@ def factor(
         check_symmetric=False,
         throw=concrete,
     )
+    assert isinstance(belief, InverseBelief)  # single vectors
     signs = jax.random.rademacher(key, (min(num_probes, bare.size), bare.size), bare.dtype)
     rtol = (1e-9 if bare.dtype == jnp.float64 else 1e-4) if rtol is None else rtol
     return Factor(operator, belief, signs, rtol, min(max_steps, bare.size))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pnkrylov._arguments import check_positive_counts, check_reals
 from pnkrylov._operator_types import EntryOperator
 from pnkrylov._structure import VectorStructure, check_dtype
 from pnkrylov.gp.adapt import as_kernel
@@ -21,6 +22,12 @@ class KernelOperator(EntryOperator):
     Products evaluate the kernel tile by tile, `block_rows` points against `block_rows` points, once
     for all vectors of a block. They hold one tile at a time, also while they are differentiated.
     The matrix is positive *semi*definite: two equal points make it singular.
+
+    Attributes:
+        kernel: the covariance function.
+        inputs: the points, `(n,)` or `(n, p)`.
+        block_rows: points along each side of a tile.
+        structure: that of a vector `(n,)`.
     """
 
     kernel: Kernel
@@ -86,6 +93,8 @@ class KernelOperator(EntryOperator):
         return _product(self.kernel, self._check_points(Xs), self.inputs, block, self.block_rows)
 
     def _check_points(self, Xs: Float[Array, " s *p"]) -> Float[Array, " s *p"]:
+        check_reals(Xs=Xs)
+        Xs = jnp.asarray(Xs)
         if Xs.ndim != self.inputs.ndim or Xs.shape[1:] != self.inputs.shape[1:]:
             raise ValueError(
                 f"Xs has shape {Xs.shape}, but the inputs have shape {self.inputs.shape}: points "
@@ -128,8 +137,7 @@ def kernel_operator(kernel: Any, X: Any, *, block_rows: int | None = None) -> Ke
     X = check_finite(jnp.asarray(X), "X")
     if block_rows is None:
         block_rows = 256 if jax.default_backend() == "cpu" else 4096
-    if block_rows < 1:
-        raise ValueError(f"block_rows={block_rows} must be at least 1.")
+    check_positive_counts(block_rows=block_rows)
     kernel = as_kernel(kernel, jax.ShapeDtypeStruct(X.shape[1:], dtype))
     return KernelOperator(
         kernel=kernel,

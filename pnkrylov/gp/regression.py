@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from pnkrylov.beliefs import InverseBelief, inverse_belief
-from pnkrylov.budgets import check_positive_counts
+from pnkrylov.budgets import check_counts, check_positive_counts
 from pnkrylov.estimate import Estimate
 from pnkrylov.gp import evidence, pathwise
 from pnkrylov.gp.data import Observations, frozen, into, observe, run_operator
@@ -20,7 +20,7 @@ from pnkrylov.gp.prediction import Prediction, predict
 from pnkrylov.gp.remainder import calibration_points as points_near_inputs
 from pnkrylov.krylov import Driver, begin_run, check_num_steps, continue_run, is_concrete
 from pnkrylov.preconditioners import Preconditioner
-from pnkrylov.preconditioners._checks import as_scalar, refuse
+from pnkrylov.preconditioners._checks import as_scalar, check_finite, refuse
 from pnkrylov.runs import Run
 
 
@@ -84,7 +84,7 @@ class GPBelief(eqx.Module):
         Raises:
             TypeError, ValueError: Xs does not look like the inputs; `mean` is missing.
         """
-        Xs = self.data.operator._check_points(jnp.asarray(Xs))
+        Xs = self.data.operator._check_points(Xs)
         prior = self.data.prior_mean(Xs, mean)
         return predict(self.measured, Xs, prior)
 
@@ -95,8 +95,11 @@ class GPBelief(eqx.Module):
 
         Args:
             Xs: points, `(s,)` or `(s, p)` as the inputs.
+
+        Raises:
+            TypeError, ValueError: Xs does not look like the inputs.
         """
-        points = self.data.operator._check_points(jnp.asarray(Xs))
+        points = self.data.operator._check_points(Xs)
         return pathwise.joint_covariance(self.measured, points)
 
     def sample(
@@ -121,9 +124,12 @@ class GPBelief(eqx.Module):
             `(N, s)`, or `(N, s, k)` for several outputs.
 
         Raises:
+            TypeError, ValueError: Xs does not look like the inputs; `num_samples` is no int or
+                negative, `rtol` not between 0 and 1, `key` no random key.
             ToleranceNotMetError: the prior could not be drawn to `rtol`.
         """
-        Xs = self.data.operator._check_points(jnp.asarray(Xs))
+        check_counts(num_samples=num_samples)
+        Xs = self.data.operator._check_points(Xs)
         centre = self.predict(Xs, mean=mean).mean
         rows = centre[None] if self.data.single else centre.T
         draws = pathwise.sample(self.measured, key, Xs, rows, num_samples, rtol)
@@ -144,8 +150,11 @@ class GPBelief(eqx.Module):
             noise: the noise variance; of noise variances that differ, the new geometric mean.
 
         Raises:
+            TypeError: it is no real number.
+            NotFiniteError: it is NaN or infinite.
             NotPositiveDefiniteError: it is negative, or zero for a singular kernel matrix.
-            ValueError: the run was preconditioned, which ties it to one noise level.
+            ValueError: it is not a single number; the run was preconditioned, which ties it to one
+                noise level.
 
         Source:
             METHOD.md section 12.
@@ -155,7 +164,7 @@ class GPBelief(eqx.Module):
                 "with_noise: a preconditioned run knows one noise level only. Condition again, or "
                 "without preconditioner=."
             )
-        level = as_scalar(noise, "noise", self.data.operator.dtype)
+        level = check_finite(as_scalar(noise, "noise", self.data.operator.dtype), "noise")
         level = refuse(level, level < 0, "noise must not be negative", "It is a variance.")
         old = self.data.noise
         moved = level if old.ndim == 0 else old * (level / self.data.level())
@@ -174,6 +183,7 @@ class GPBelief(eqx.Module):
             progress: show progress bars.
 
         Raises:
+            TypeError: `num_steps` is no int, or `key` no random key.
             ValueError: the total exceeds n, or called under `jit` (shapes depend on values).
         """
         if not is_concrete(self):
@@ -353,4 +363,4 @@ def condition(
 def _points(data: Observations, given: Any, key: PRNGKeyArray, count: int) -> Array:
     if given is None:
         return points_near_inputs(data, key, count)
-    return data.operator._check_points(jnp.asarray(given))
+    return data.operator._check_points(given)

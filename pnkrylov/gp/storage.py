@@ -27,9 +27,14 @@ def save(belief: GPBelief, path: str | os.PathLike) -> None:
         path: the file, used as it is; its folder must exist.
 
     Raises:
+        TypeError: `belief` is no `GPBelief`.
         ValueError: the run was preconditioned, or the belief is traced (under `jit`).
         FileNotFoundError: the folder does not exist.
     """
+    if not isinstance(belief, GPBelief):
+        raise TypeError(
+            f"belief is of type {type(belief).__name__}: pass what pnkrylov.gp.condition returned."
+        )
     data, rows = belief.data, belief.measured.row_probes
     fields = {"inputs": data.operator.inputs, "noise": data.noise, "residuals": data.residuals}
     fields |= {f"rows.{name}": getattr(rows, name) for name in _ROWS}

@@ -55,6 +55,7 @@ def expected_acceptance(
         (`(sum sigma^-4)^2 / sum sigma^-8`); too large below.
 
     Raises:
+        TypeError: an argument is no real number.
         ValueError: an argument is not positive.
 
     Source:
@@ -76,6 +77,7 @@ def step_size_for(
         sigma_max: the largest standard deviation; the step size comes in its unit.
 
     Raises:
+        TypeError: an argument is no real number.
         ValueError: `acceptance` is not in (0, 1), or another argument is not positive.
 
     Source:
@@ -102,12 +104,14 @@ def leapfrog_steps(
         `integration_time sigma_1 / h`, not rounded: proportional to kappa.
 
     Raises:
+        TypeError: an argument is no real number.
         ValueError: `acceptance` is not in (0, 1), or another argument is not positive.
 
     Source:
         hmc_condition_number.md, sections 1 and 3.
     """
-    check_positive(integration_time=integration_time)
+    check_probability(acceptance=acceptance)
+    check_positive(condition_number=condition_number, integration_time=integration_time)
     acceptance, kappa, time = as_floats(acceptance, condition_number, integration_time)
     return time / step_size_for(acceptance, kappa)
 
@@ -136,7 +140,9 @@ def condition_number_from_acceptance(
         Value and standard error. The formula's own error, a few per cent of kappa, comes on top.
 
     Raises:
-        ValueError: `acceptance` is not in (0, 1), or below 0.5, where the formula does not hold.
+        TypeError: an argument is no real number.
+        ValueError: an argument is not positive; `acceptance` is not in (0, 1), or below 0.5, where
+            the formula does not hold.
 
     Warns:
         UserWarning: `acceptance` is outside 0.8 to 0.97 (only seen outside `jit`).

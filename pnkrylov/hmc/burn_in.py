@@ -38,6 +38,7 @@ def preconditioned_condition_number(
         `S <= N`, where the sample covariance is singular or nearly so.
 
     Raises:
+        TypeError: an argument is no real number.
         ValueError: an argument is not positive.
 
     Source:
@@ -109,6 +110,7 @@ def optimal_burn_in(
         A `BurnIn`; usable under `jit` and `vmap`.
 
     Raises:
+        TypeError: an argument is no real number.
         ValueError: an argument is not positive.
 
     Source:

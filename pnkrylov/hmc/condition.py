@@ -19,6 +19,7 @@ import scipy.linalg
 import scipy.stats
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_array, check_positive_counts, check_square
 from pnkrylov.ciq.spectrum import FAILURE_PROBABILITY, certified_interval, smallest_share
 from pnkrylov.errors import NotFiniteError, NotPositiveDefiniteError
 from pnkrylov.hmc._scalars import check_positive
@@ -85,7 +86,7 @@ def condition_number(
         `standard_deviations` may be traced. From operators the shapes follow the data.
 
     Raises:
-        TypeError: not exactly one of the three; no key for an operator.
+        TypeError: not exactly one of the three, or of another type; no key for an operator.
         ValueError: a standard deviation is not positive; sizes out of range; operators under `jit`.
         NotPositiveDefiniteError: by an eigenvalue or Ritz value.
         NotFiniteError: a product is not finite.
@@ -105,20 +106,24 @@ def condition_number(
             f"precision=, got {', '.join(names) or 'none'}."
         )
     if standard_deviations is not None:
+        check_array(standard_deviations, "standard_deviations", "N")
         check_positive(standard_deviations=standard_deviations)
         return _exact(standard_deviations)
     matrix = covariance if precision is None else precision
     if isinstance(matrix, jax.Array | np.ndarray):
+        check_square(matrix, names[0], "N")
         return _exact(_deviations(jnp.asarray(matrix), names[0]))
+    operator = as_operator(matrix, like=like)
     if key is None:
         raise TypeError("key is missing: pass a random key, for example key=jax.random.key(0).")
-    operator = as_operator(matrix, like=like)
     if not is_concrete((operator, key)):
         raise ValueError("condition_number of an operator cannot be traced: call it outside jit.")
-    check_positive(rtol=rtol, num_probes=num_probes)
+    check_positive(rtol=rtol)
+    check_positive_counts(num_probes=num_probes)
+    if max_steps is not None:
+        check_positive_counts(max_steps=max_steps)
     limit = operator.size if max_steps is None else max_steps
     limit = min(limit, operator.size, _DEFAULT_STEPS if max_steps is None else limit)
-    check_positive(max_steps=limit)
     if precision is None:
         return _of_covariance(operator, key, rtol, limit)
     return _of_precision(operator, key, rtol, limit, num_probes)
@@ -133,17 +138,19 @@ def _exact(deviations: Float[Array, " N"]) -> ConditionNumber:
 
 
 def _deviations(matrix: Array, name: str) -> Float[Array, " N"]:
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"{name} must be square, got shape {matrix.shape}.")
     eigenvalues = jnp.linalg.eigvalsh(matrix)
     if is_concrete(eigenvalues):
-        _check_definite(float(eigenvalues[0]))
+        _check_definite(float(eigenvalues[0]), name)
     return jnp.sqrt(eigenvalues if name == "covariance" else 1 / eigenvalues)
 
 
-def _check_definite(smallest: float) -> None:
+def _check_definite(smallest: float, name: str | None = None) -> None:
     if not np.isfinite(smallest):
-        raise NotFiniteError(NotFiniteError.message("A product or the matrix"))
+        raise NotFiniteError(NotFiniteError.message(name or "A product of the operator"))
+    if smallest <= 0 and name:
+        raise NotPositiveDefiniteError(
+            f"{name} must be positive definite, but has the eigenvalue {smallest:.6g}."
+        )
     if smallest <= 0:
         raise NotPositiveDefiniteError(NotPositiveDefiniteError.message(f"{smallest:.6g}"))
 

@@ -10,9 +10,14 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from pnkrylov._arguments import check_array, check_square
+from pnkrylov.errors import NotPositiveDefiniteError
 from pnkrylov.hmc._scalars import Scalar, as_floats, check_positive
+from pnkrylov.krylov import is_concrete
+from pnkrylov.preconditioners._checks import check_finite
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -32,11 +37,15 @@ def diagonal_preconditioner(
         `(N,)` scales, the diagonal of F.
 
     Raises:
-        ValueError: `divergence` is unknown.
+        TypeError, ValueError: `covariance` is no square real floating array, or `divergence` is
+            unknown.
+        NotFiniteError, NotPositiveDefiniteError: by the entries or the smallest eigenvalue of the
+            covariance (outside `jit`; inside, the scales are NaN).
 
     Source:
         hmc_condition_number.md, section 5.3.
     """
+    _check_covariance(covariance)
     if divergence == "forward":
         return jnp.sqrt(jnp.diagonal(covariance))
     if divergence != "reverse":
@@ -61,12 +70,21 @@ def reverse_kl_preconditioner(
         F, `(N, N)`.
 
     Raises:
-        ValueError: there are too few draws: the objective has no minimum.
+        TypeError: an array is not of a real floating dtype.
+        ValueError: shapes do not agree, or there are too few draws: the objective has no minimum.
+        NotFiniteError, NotPositiveDefiniteError: by the covariance, or by draws that do not span
+            all dimensions (outside `jit`; inside, F is NaN).
 
     Source:
         hmc_condition_number.md, section 5.3 (the objective); the closed form is ours.
     """
+    _check_covariance(covariance)
+    check_array(noise, "noise", "M", "N")
     draws, dimension = noise.shape
+    if dimension != covariance.shape[0]:
+        raise ValueError(
+            f"noise has {dimension} dimensions, but covariance has {covariance.shape[0]}."
+        )
     if draws < dimension + 1:
         raise ValueError(
             f"noise has {draws} draws in {dimension} dimensions: the sampled divergence is "
@@ -74,6 +92,7 @@ def reverse_kl_preconditioner(
         )
     centred = noise - jnp.mean(noise, axis=0)[None, :]
     sample = jnp.matmul(centred.T, centred, precision=_HIGHEST) / draws
+    _check_definite(sample, "The sample covariance of noise")
     # Any roots of C and S will do: F S F^T = C.
     factor = jnp.linalg.cholesky(sample)
     root = jnp.linalg.cholesky(covariance)
@@ -89,14 +108,54 @@ def remaining_covariance(
         covariance: `(N, N)`.
         factor: F, `(N, N)`, or its diagonal `(N,)`.
 
+    Returns:
+        `(N, N)`, symmetric.
+
+    Raises:
+        TypeError, ValueError: an array is not of a real floating dtype, or shapes do not agree.
+        NotFiniteError: `F^-1 C F^-T` is not finite: F is singular, or an entry is NaN (outside
+            `jit`).
+
     Source:
         hmc_condition_number.md, section 5.
     """
+    check_square(covariance, "covariance", "N")
+    if getattr(factor, "ndim", 2) == 1:
+        check_array(factor, "factor", "N")
+    else:
+        check_square(factor, "factor", "N")
+    if factor.shape[0] != covariance.shape[0]:
+        raise ValueError(
+            f"factor has {factor.shape[0]} rows, but covariance has {covariance.shape[0]}."
+        )
     if factor.ndim == 1:
-        return covariance / (factor[:, None] * factor[None, :])
-    half = jnp.linalg.solve(factor, covariance)
-    whole = jnp.linalg.solve(factor, half.T)
-    return (whole + whole.T) / 2
+        factor = jnp.asarray(factor)
+        left = jnp.asarray(covariance) / (factor[:, None] * factor[None, :])
+    else:
+        half = jnp.linalg.solve(factor, covariance)
+        whole = jnp.linalg.solve(factor, half.T)
+        left = (whole + whole.T) / 2
+    if is_concrete(left):
+        check_finite(left, "F^-1 C F^-T of covariance and factor (is factor singular?)")
+    return left
+
+
+def _check_covariance(covariance: Array) -> None:
+    check_square(covariance, "covariance", "N")
+    _check_definite(covariance, "covariance")
+
+
+def _check_definite(matrix: Array, name: str) -> None:
+    """Refuses a concrete matrix that is not positive definite beyond rounding."""
+    if not is_concrete(matrix):
+        return
+    entries = np.asarray(check_finite(matrix, name))
+    values = np.linalg.eigvalsh(entries)
+    if values[0] <= len(entries) * float(jnp.finfo(matrix.dtype).eps) * abs(values[-1]):
+        raise NotPositiveDefiniteError(
+            f"{name} must be positive definite, but has the eigenvalue {values[0]:.6g} next to "
+            f"{values[-1]:.6g}. Add a multiple of the identity, or use more draws."
+        )
 
 
 def reverse_kl_condition_number(num_draws: Scalar, dimension: Scalar) -> Float[Array, ""]:
@@ -114,6 +173,7 @@ def reverse_kl_condition_number(num_draws: Scalar, dimension: Scalar) -> Float[A
         scalar; infinite for too few draws. Within 2 % of simulation for N >= 50 and M >= 2 N.
 
     Raises:
+        TypeError: an argument is no real number.
         ValueError: an argument is not positive.
 
     Source:

@@ -17,6 +17,7 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from pnkrylov._arguments import check_square
 from pnkrylov._structure import VectorStructure
 from pnkrylov.covariance import KrylovCovariance
 from pnkrylov.errors import NotPositiveDefiniteError
@@ -145,7 +146,8 @@ def covariance_root(covariance: Any) -> CovarianceRoot:
 
     Raises:
         TypeError: not a covariance; or singular by construction (that of a `SolveBelief`).
-        ValueError: an operator of unknown structure is too large to be made dense.
+        ValueError: an array is not square; an operator of unknown structure is too large to be
+            made dense.
         NotPositiveDefiniteError: an eigenvalue is not positive (only seen outside `jit`).
     """
     if isinstance(covariance, lx.AbstractLinearOperator):
@@ -193,6 +195,7 @@ def _(covariance: PreconditionedCovariance) -> PreconditionedRoot:
 @covariance_root.register(jax.Array)
 @covariance_root.register(np.ndarray)
 def _(covariance: Any) -> SymmetricRoot:
+    check_square(covariance, "covariance")
     return _dense_root(jnp.asarray(covariance))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_positive_counts
 from pnkrylov.laplace.kinds import (
     EmpiricalFisher,
     ExactHessian,
@@ -174,8 +175,7 @@ def fisher(
     Source:
         Kunstner, Hennig and Balles 2019, equation (3).
     """
-    if num_samples < 1:
-        raise ValueError(f"num_samples={num_samples} must be at least 1.")
+    check_positive_counts(num_samples=num_samples)
     kind = SampledFisher(likelihood, key, num_samples)
     return _curvature(apply, params, data, kind, batch_size, num_data, mask)
 

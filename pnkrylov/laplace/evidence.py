@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_positive_counts
+from pnkrylov.laplace.batches import as_batch
 from pnkrylov.laplace.likelihoods import Gaussian
 from pnkrylov.laplace.posterior import LaplacePosterior
 from pnkrylov.laplace.predictive import Kind
@@ -49,12 +51,13 @@ def tune_by_evidence(posterior: LaplacePosterior, *, noise: bool = False) -> Tun
 
     Raises:
         ValueError: method `"ciq"`, or no maximum inside 8 decades around the present precision.
-        TypeError: `noise=True` and the likelihood is not Gaussian.
+        TypeError: `posterior` is none, or `noise=True` and the likelihood is not Gaussian.
 
     Source:
         MacKay 1992; Immer et al. 2021. For a fixed ratio of prior and noise precision, the best
         noise precision is a closed form, so that the search is one-dimensional with noise, too.
     """
+    _check_posterior(posterior)
     if posterior.method == "ciq":
         raise ValueError(
             "method='ciq' would spend products on every trial: tune an 'exact' or 'krylov' "
@@ -92,9 +95,12 @@ def tune_by_validation(
         num_samples: draws for the sampled kinds.
 
     Raises:
-        ValueError: no maximum inside 8 decades around the present precision.
+        TypeError, ValueError: as `LaplacePosterior.predictive`; `data` is no pair (x, y) of equal
+            lengths; no maximum inside 8 decades around the present precision.
     """
-    inputs, targets = data
+    _check_posterior(posterior)
+    check_positive_counts(num_samples=num_samples)
+    inputs, targets = as_batch(data)
 
     def score(factor: float) -> float:
         moved = _move_prior(posterior, factor)
@@ -102,6 +108,14 @@ def tune_by_validation(
         return float(jnp.mean(predicted.log_density(targets)))
 
     return _search(posterior, _move_prior, score)
+
+
+def _check_posterior(posterior: Any) -> None:
+    if not isinstance(posterior, LaplacePosterior):
+        raise TypeError(
+            f"posterior is of type {type(posterior).__name__}: pass what pnkrylov.laplace.fit "
+            "returned."
+        )
 
 
 def _move_prior(posterior: LaplacePosterior, factor: float) -> LaplacePosterior:

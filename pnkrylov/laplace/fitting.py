@@ -7,6 +7,9 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_positive_counts
+from pnkrylov.beliefs import InverseBelief
+from pnkrylov.inverse import inverse
 from pnkrylov.krylov import Driver
 from pnkrylov.laplace import baselines, eigen
 from pnkrylov.laplace.batches import as_batches
@@ -31,7 +34,6 @@ from pnkrylov.laplace.operators import StreamedCurvature
 from pnkrylov.laplace.parameters import Mask
 from pnkrylov.laplace.posterior import LaplacePosterior
 from pnkrylov.laplace.prior import Prior
-from pnkrylov.solve import inverse
 
 Method = Literal["auto", "exact", "krylov", "ciq", "diagonal", "last-layer", "eigen", "subspace"]
 METHODS = ("auto", "exact", "krylov", "ciq", "diagonal", "last-layer", "eigen", "subspace")
@@ -197,6 +199,7 @@ def _krylov(request: _Request) -> PosteriorCovariance:
         driver=_driver(request),
         progress=request.progress,
     )
+    assert isinstance(belief, InverseBelief)  # single vectors
     return BeliefCovariance.of(belief)
 
 
@@ -267,8 +270,8 @@ def _check(method: str, curvature: str, num_steps: int | None, rank: int, num_dr
         names = ", ".join(CURVATURES)
         raise ValueError(f"curvature={curvature!r} is unknown: use one of {names}.")
     for name, value in (("num_steps", num_steps), ("rank", rank), ("num_draws", num_draws)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
+        if value is not None:
+            check_positive_counts(**{name: value})
 
 
 def _needed(key: PRNGKeyArray | None, what: str) -> PRNGKeyArray:

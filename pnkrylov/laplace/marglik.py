@@ -10,12 +10,17 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
-from pnkrylov.budgets import check_positive_counts
+from pnkrylov._arguments import check_optimizer
+from pnkrylov.budgets import check_counts, check_positive_counts
 from pnkrylov.errors import NotFiniteError
+from pnkrylov.laplace.batches import as_batch
 from pnkrylov.laplace.fitting import Method, fit
+from pnkrylov.laplace.kinds import ExactHessian
 from pnkrylov.laplace.likelihoods import Gaussian, Likelihood
 from pnkrylov.laplace.models import num_examples, take
+from pnkrylov.laplace.passes import checked_batches, make_problem
 from pnkrylov.laplace.posterior import LaplacePosterior
+from pnkrylov.laplace.prior import check_precision
 
 
 class Trained(eqx.Module):
@@ -86,7 +91,8 @@ def marglik_train(
         The parameters and posterior with the highest evidence, and the history.
 
     Raises:
-        ValueError: a count is not positive, or there are fewer examples than `batch_size`.
+        TypeError, ValueError: as `fit`; a count is not positive, `optimizer` is none of optax, or
+            there are fewer examples than `batch_size`.
         NotFiniteError: the loss of an epoch is not finite.
 
     Source:
@@ -95,10 +101,19 @@ def marglik_train(
     check_positive_counts(
         num_epochs=num_epochs, batch_size=batch_size, evidence_every=evidence_every
     )
-    x, y = jax.tree.map(jnp.asarray, data)
+    check_counts(burn_in=burn_in)
+    check_optimizer(optimizer)
+    check_precision(prior_precision, "prior_precision")
+    x, y = jax.tree.map(jnp.asarray, as_batch(data))
     total = num_examples(x)
     if batch_size > total:
         raise ValueError(f"batch_size={batch_size} exceeds the {total} examples of the data.")
+    # The checks of model, outputs and targets, before anything is trained.
+    first = np.arange(batch_size)
+    problem, batches = make_problem(
+        apply, params, (take(x, first), y[first]), ExactHessian(likelihood), None, None
+    )
+    next(checked_batches(problem, batches, params))
     trainable, constant = eqx.partition(params, eqx.is_inexact_array)
     state = optimizer.init(trainable)
     precisions = jax.tree.map(

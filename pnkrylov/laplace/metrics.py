@@ -7,6 +7,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pnkrylov._arguments import check_reals
+
 # Probabilities below this count as this: one certain mistake does not make a score infinite.
 _FLOOR = 1e-30
 
@@ -44,6 +46,7 @@ def negative_log_likelihood(
         labels: `(n,)`, integers from 0 to K - 1.
 
     Raises:
+        TypeError: an argument holds no real numbers.
         ValueError: there are no predictions, or more or fewer labels than predictions.
     """
     _check(probabilities, labels)
@@ -60,6 +63,7 @@ def brier_score(probabilities: Float[Array, "n K"], labels: Int[Array, " n"]) ->
         labels: `(n,)`, integers from 0 to K - 1.
 
     Raises:
+        TypeError: an argument holds no real numbers.
         ValueError: there are no predictions, or more or fewer labels than predictions.
 
     Source:
@@ -83,6 +87,7 @@ def reliability(
         num_bins: number of bins of confidence, the first one open at 0 and each closed above.
 
     Raises:
+        TypeError: an argument holds no real numbers.
         ValueError: there are no predictions, more or fewer labels than predictions, or
             `num_bins` is not positive.
 
@@ -164,6 +169,7 @@ def log_trace(covariance: Float[Array, "n K K"]) -> Float[Array, ""]:
 
 
 def _check(probabilities: Array, labels: Array) -> None:
+    check_reals(probabilities=probabilities, labels=labels)
     if probabilities.ndim != 2 or probabilities.shape[0] == 0:
         raise ValueError(
             f"probabilities have shape {probabilities.shape}; (n, K) with n >= 1 is needed. For a "

@@ -44,7 +44,7 @@ def scale_of(num_data: int | None, n: int) -> float:
     return int(num_data) / n
 
 
-def _checked_batches(
+def checked_batches(
     problem: Problem, batches: Batches, params: PyTree
 ) -> Iterator[tuple[PyTree, Any, Array]]:
     """Goes through the data once, checking model, outputs and targets; yields batches, outputs."""
@@ -78,7 +78,7 @@ def check_pass(
     """Loss, number of examples and number of outputs, from one checked pass over the data."""
     total = jnp.zeros((), problem.parameters.structure.dtype)
     n = num_outputs = 0
-    for inputs, targets, outputs in _checked_batches(problem, batches, params):
+    for inputs, targets, outputs in checked_batches(problem, batches, params):
         total = total + jnp.sum(losses_of(problem.kind.likelihood, outputs, targets))
         n, num_outputs = n + num_examples(inputs), outputs.shape[1]
     return _finite(total, "The loss"), n, num_outputs
@@ -91,7 +91,7 @@ def total_loss_and_gradient(
     structure = problem.parameters.structure
     total, slope = jnp.zeros((), structure.dtype), jnp.zeros(structure.size, structure.dtype)
     n = num_outputs = 0
-    for inputs, targets, outputs in _checked_batches(problem, batches, params):
+    for inputs, targets, outputs in checked_batches(problem, batches, params):
         value, direction = loss_and_gradient(problem, inputs, targets)
         total, slope = total + value, slope + direction
         n, num_outputs = n + num_examples(inputs), outputs.shape[1]

@@ -9,21 +9,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_array, check_counts, check_positive_counts
 from pnkrylov._operator_types import SPDOperator
 from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import DenseGaussian
 from pnkrylov.krylov import is_concrete
-from pnkrylov.laplace.covariances import (
-    BeliefCovariance,
-    PosteriorCovariance,
-    PrecisionOperator,
-)
+from pnkrylov.laplace.covariances import BeliefCovariance, PosteriorCovariance, PrecisionOperator
 from pnkrylov.laplace.files import belief_statics, write
 from pnkrylov.laplace.likelihoods import Gaussian, Likelihood
 from pnkrylov.laplace.network import Network
 from pnkrylov.laplace.predictive import CLOSED_FORMS, Kind, Predictive, resolve_kind
 from pnkrylov.laplace.prior import Prior
-from pnkrylov.runs import scalar
+from pnkrylov.preconditioners._checks import as_scalar
 
 # What the variances of each method are, compared with those of the exact posterior.
 _TRUST = {
@@ -88,7 +85,7 @@ class LaplacePosterior(eqx.Module):
         """Draws of all parameters: one function per draw, whatever inputs it is evaluated at.
 
         Args:
-            key: random key; the same key gives the same draws.
+            key: random key.
             num_samples: number of draws N.
 
         Returns:
@@ -96,16 +93,15 @@ class LaplacePosterior(eqx.Module):
             `eqx.filter_vmap(apply, in_axes=(0, None))`; fixed parameters are repeated.
 
         Raises:
-            ValueError: `num_samples` is negative.
+            TypeError, ValueError: `num_samples` is no int or negative; `key` is no random key.
             ToleranceNotMetError: method `"ciq"` missed its tolerance.
         """
         draws = self.draws(key, num_samples)
         return eqx.filter_vmap(self.network.parameters.combine)(draws)
 
     def draws(self, key: PRNGKeyArray, num_samples: int) -> Float[Array, "N p"]:
-        """As `sample`, but only the uncertain parameters, as flat rows."""
-        if num_samples < 0:
-            raise ValueError(f"num_samples={num_samples} must not be negative.")
+        """As `sample` (errors, too: TypeError, ValueError), but flat rows of what is uncertain."""
+        check_counts(num_samples=num_samples)
         scaled = self.covariance.sample(key, num_samples)
         centre = self.network.parameters.flat()
         return centre[None, :] + self.prior.unscale(scaled) / jnp.sqrt(self.curvature_scale)
@@ -122,7 +118,17 @@ class LaplacePosterior(eqx.Module):
         return jax.tree.map(jnp.sqrt, self.variance())
 
     def push(self, rows: Float[Array, "k p"]) -> Float[Array, "k k"]:
-        """`B Sigma B^T` for rows of B that act on the flat uncertain parameters."""
+        """`B Sigma B^T` for rows of B that act on the flat uncertain parameters.
+
+        Raises:
+            TypeError, ValueError: `rows` is no array `(k, p)` of the parameters' dtype.
+        """
+        check_array(rows, "rows", "k", "p")
+        dtype = self.network.parameters.structure.dtype
+        if rows.shape[1] != self.size or rows.dtype != dtype:
+            raise ValueError(
+                f"rows is {rows.dtype}{list(rows.shape)}, but {dtype}[k, {self.size}] is needed."
+            )
         return self.covariance.push(self.prior.unscale(rows)) / self.curvature_scale
 
     def functional(self, x: PyTree) -> tuple[Float[Array, "n K"], Float[Array, "n K K"]]:
@@ -130,12 +136,15 @@ class LaplacePosterior(eqx.Module):
 
         Args:
             x: inputs, as `apply` takes them.
+
+        Raises:
+            ValueError: `x` is no array, or holds no example.
         """
         blocks = [self._blocks(count, part) for count, part in self.network.jacobian_chunks(x)]
         return self.network.outputs(x), jnp.concatenate(blocks)
 
     def functional_joint(self, x: PyTree) -> DenseGaussian:
-        """The joint Gaussian of all n K outputs at a few inputs, for correlations between them."""
+        """The joint Gaussian of all n K outputs; a ValueError for inputs as in `functional`."""
         chunks = [part[:count] for count, part in self.network.jacobian_chunks(x)]
         rows = jnp.concatenate(chunks).reshape(-1, self.size)
         return DenseGaussian(mean=self.network.outputs(x).reshape(-1), covariance=self.push(rows))
@@ -161,7 +170,7 @@ class LaplacePosterior(eqx.Module):
 
         Raises:
             ValueError: the kind does not fit the likelihood, or `num_samples` is not positive.
-            TypeError: a key is missing.
+            TypeError: a key is missing, `num_samples` is no int, or `x` does not fit the model.
         """
         kind_found = resolve_kind(kind, self.likelihood)
         if kind_found in CLOSED_FORMS:
@@ -169,8 +178,7 @@ class LaplacePosterior(eqx.Module):
             return Predictive(self.likelihood, mean, covariance, None, kind_found)
         if key is None:
             raise TypeError(f"key is missing: kind={kind_found!r} draws parameters.")
-        if num_samples < 1:
-            raise ValueError(f"num_samples={num_samples} must be at least 1.")
+        check_positive_counts(num_samples=num_samples)
         draws = self.draws(key, num_samples)
         evaluate = self.network.linear_outputs
         if kind_found == "mc":
@@ -219,6 +227,7 @@ class LaplacePosterior(eqx.Module):
             prior_precision: as in `fit`.
 
         Raises:
+            TypeError: the precision is no real number.
             ValueError: the precision is not positive, or its pattern differs from that of `fit`.
             NotPositiveDefiniteError: it does not lift an indefinite curvature above zero.
 
@@ -243,7 +252,7 @@ class LaplacePosterior(eqx.Module):
             precision: positive.
 
         Raises:
-            ValueError: it is not.
+            TypeError, ValueError: it is not.
         """
         precision = _positive(precision, "precision", self.loss.dtype)
         prior = dataclasses.replace(self.prior, precision=precision)
@@ -322,7 +331,13 @@ class LaplacePosterior(eqx.Module):
         return dataclasses.replace(self, covariance=BeliefCovariance.of(belief))
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the posterior to one file, for `pnkrylov.laplace.load`: numbers only, no code."""
+        """Writes the posterior to one file, for `pnkrylov.laplace.load`: numbers only, no code.
+
+        Raises:
+            TypeError: method `"ciq"`, which draws with its operator.
+            ValueError: the posterior is traced.
+            OSError: the file cannot be written; `FileNotFoundError` if its folder is missing.
+        """
         static = {
             "method": self.method,
             "reason": self.reason,
@@ -376,7 +391,7 @@ class LaplacePosterior(eqx.Module):
 
 
 def _positive(value: Any, name: str, dtype: Any) -> Float[Array, ""]:
-    number = scalar(value, name, dtype)
+    number = as_scalar(value, name, dtype)
     if is_concrete(number) and not (float(number) > 0 and jnp.isfinite(number)):
         raise ValueError(f"{name}={float(number)} must be positive and finite: it is 1 / variance.")
     return number

@@ -47,7 +47,7 @@ class Prior(eqx.Module):
         structure = parameters.structure
         if _is_number(prior_precision):
             if is_concrete(prior_precision):
-                prior_precision = _checked(prior_precision, "prior_precision")
+                prior_precision = check_precision(prior_precision, "prior_precision")
             return cls(jnp.asarray(prior_precision, structure.dtype), None)
         entries = _spread(prior_precision, parameters)
         logarithms = np.log(entries)
@@ -86,7 +86,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (hasattr(value, "ndim") and value.ndim == 0)
 
 
-def _checked(value: Any, name: str) -> np.ndarray:
+def check_precision(value: Any, name: str) -> np.ndarray:
+    """The numbers of a prior precision, in float64.
+
+    Raises:
+        TypeError, ValueError: they are no real numbers, or not positive and finite.
+    """
     numbers = np.asarray(value)
     if numbers.dtype == bool or not np.issubdtype(numbers.dtype, np.number):
         raise TypeError(f"{name}={value!r} must be a positive number.")
@@ -129,7 +134,7 @@ def _spread(prior_precision: Any, parameters: Parameters) -> np.ndarray:
         ) from error
     pieces = []
     for entry in jax.tree.leaves(pairs):
-        numbers, shape = _checked(entry.value, "prior_precision"), entry.shape
+        numbers, shape = check_precision(entry.value, "prior_precision"), entry.shape
         if numbers.shape not in ((), tuple(shape)):
             raise ValueError(
                 f"prior_precision has a leaf of shape {numbers.shape} for parameters of shape "

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Real
 
+from pnkrylov._arguments import check_counts
 from pnkrylov.errors import NotFiniteError, NotPositiveDefiniteError
 from pnkrylov.krylov import is_concrete
 
@@ -25,6 +26,24 @@ def as_scalar(value: Any, name: str, dtype: Any) -> Float[Array, ""]:
     if array.ndim != 0:
         raise ValueError(f"{name} has shape {array.shape}; it must be a single number.")
     return array.astype(dtype)
+
+
+def as_damping(value: Any, dtype: Any) -> Float[Array, ""]:
+    """A damping as an array: a finite number that is not negative.
+
+    Raises:
+        TypeError, ValueError: As `as_scalar`.
+        NotFiniteError, NotPositiveDefiniteError: It is not finite, or negative.
+    """
+    damping = check_finite(as_scalar(value, "damping", dtype), "damping")
+    return refuse(damping, damping < 0, "damping must not be negative", "0 means none.")
+
+
+def check_rank(rank: int, size: int) -> None:
+    """Refuses what is no int between 1 and d."""
+    check_counts(rank=rank)
+    if not 1 <= rank <= size:
+        raise ValueError(f"rank={rank} must lie between 1 and the dimension d={size}.")
 
 
 def check_finite(values: Float[Array, "..."], name: str) -> Float[Array, "..."]:

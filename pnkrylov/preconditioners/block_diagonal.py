@@ -36,11 +36,19 @@ class BlockDiagonal(Preconditioner):
                 None for contiguous slices of the blocks' sizes.
 
         Raises:
-            TypeError: The blocks have different dtypes.
+            TypeError: The blocks are no preconditioners, or have different dtypes.
             ValueError: There is no block, or the indices do not fit the blocks or are no partition.
         """
+        if not isinstance(blocks, Sequence) or isinstance(blocks, str):
+            raise TypeError(f"blocks is of type {type(blocks).__name__}; pass a list or tuple.")
         if not blocks:
             raise ValueError("blocks is empty; pass at least one preconditioner.")
+        for index, block in enumerate(blocks):
+            if not isinstance(block, Preconditioner):
+                raise TypeError(
+                    f"blocks[{index}] is of type {type(block).__name__}: pass preconditioners, for "
+                    "a matrix Dense(matrix)."
+                )
         dtypes = sorted({np.dtype(block.dtype).name for block in blocks})
         if len(dtypes) > 1:
             raise TypeError(f"The blocks have the dtypes {dtypes}; cast them to one.")

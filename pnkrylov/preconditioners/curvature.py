@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from pnkrylov._arguments import check_array, check_counts, check_square
 from pnkrylov.preconditioners._checks import as_scalar, check_finite, check_positive, refuse
 from pnkrylov.preconditioners.low_rank import LowRank
 
@@ -22,14 +23,13 @@ def fully_linear(gradient: Float[Array, " d"], alpha: float | Float[Array, ""]) 
         The preconditioner.
 
     Raises:
-        ValueError: `gradient` is not a vector.
+        TypeError, ValueError: `gradient` is no real floating vector, or `alpha` no real number.
         NotFiniteError, NotPositiveDefiniteError: As `LowRank`.
 
     Source:
         Thesis, chapter on sampling, "Fully Linear GGN".
     """
-    if gradient.ndim != 1:
-        raise ValueError(f"gradient must be a vector (d,), got shape {gradient.shape}.")
+    check_array(gradient, "gradient", "d")
     return LowRank(check_finite(gradient, "gradient")[None, :], alpha)
 
 
@@ -68,6 +68,7 @@ def sub_sampled(
         The preconditioner.
 
     Raises:
+        TypeError: An array is not of a real floating dtype, or `num_data` no int.
         ValueError: Shapes do not agree, `num_data < B`, or not exactly one of `num_data` and
             `weights` is given.
         NotFiniteError: An array is not finite.
@@ -79,6 +80,8 @@ def sub_sampled(
         beyond them.
     """
     _check_curvature(jacobians, hessians)
+    if num_data is not None:
+        check_counts(num_data=num_data)
     count = jacobians.shape[0]
     if (num_data is None) == (weights is None):
         raise ValueError("Pass either num_data (a uniform sample) or weights.")
@@ -114,10 +117,13 @@ def choose_observations(
         Indices `(B,)`, ascending, and weights `(B,)`, the reciprocals of the probabilities.
 
     Raises:
-        ValueError: `count` is not between 1 and N.
+        TypeError, ValueError: `scores` is no real floating vector, or `count` no int between 1 and
+            N.
         NotFiniteError: A score is not finite.
         NotPositiveDefiniteError: A score is negative, or fewer than `count` are positive.
     """
+    check_array(scores, "scores", "N")
+    check_counts(count=count)
     if not 1 <= count <= scores.shape[0]:
         raise ValueError(f"count={count} must lie between 1 and the {scores.shape[0]} scores.")
     scores = check_finite(scores, "scores")
@@ -167,13 +173,19 @@ def one_observation(
         The preconditioner.
 
     Raises:
-        ValueError, NotFiniteError, NotPositiveDefiniteError: As `sub_sampled`; `scale` must be
-            positive as well.
+        TypeError, ValueError, NotFiniteError, NotPositiveDefiniteError: As `sub_sampled`; `scale`
+            must be positive as well.
 
     Source:
         Thesis, chapter on sampling, "Using the Woodbury Matrix Identity".
     """
-    _check_curvature(jacobian[None], hessian[None])
+    check_array(jacobian, "jacobian", "O", "d")
+    check_square(hessian, "hessian", "O")
+    if len(jacobian) != len(hessian):
+        raise ValueError(
+            f"jacobian (O, d) and hessian (O, O) have the shapes {jacobian.shape} and "
+            f"{hessian.shape}, which do not agree."
+        )
     scale = as_scalar(scale, "scale", jacobian.dtype)
     scale = check_positive(scale, "scale", "Use the number of observations.")
     return LowRank(jnp.sqrt(scale) * curvature_rows(jacobian[None], hessian[None]), alpha)
@@ -204,8 +216,10 @@ def curvature_rows(
 
 
 def _check_curvature(jacobians: Array, hessians: Array) -> None:
+    check_array(jacobians, "jacobians", "B", "O", "d")
+    check_array(hessians, "hessians", "B", "O", "O")
     expected = (*jacobians.shape[:2], jacobians.shape[1])
-    if jacobians.ndim != 3 or hessians.shape != expected:
+    if hessians.shape != expected:
         raise ValueError(
             f"jacobians (B, O, d) and hessians (B, O, O) have the shapes {jacobians.shape} and "
             f"{hessians.shape}, which do not agree."

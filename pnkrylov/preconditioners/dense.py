@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from pnkrylov._arguments import check_square
 from pnkrylov.errors import NotSymmetricError
 from pnkrylov.krylov import is_concrete
 from pnkrylov.preconditioners._checks import check_finite, refuse
@@ -33,14 +34,14 @@ class Dense(Preconditioner):
             num_products: Products with A that finding it has cost.
 
         Raises:
-            ValueError: It is not square.
+            TypeError: It is no real floating array.
+            ValueError: It is not square, or empty.
             NotFiniteError: An entry is not finite.
             NotSymmetricError: It differs from its transpose beyond rounding (outside `jit` only;
                 inside, its symmetric part is taken).
             NotPositiveDefiniteError: An eigenvalue is not positive beyond rounding.
         """
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"matrix must be square (d, d), got shape {matrix.shape}.")
+        check_square(matrix, "matrix")
         matrix = check_finite(matrix, "matrix")
         _check_symmetric(matrix)
         values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
@@ -83,7 +84,9 @@ def _check_symmetric(matrix: Array) -> None:
     if not is_concrete(matrix):
         return
     entries = np.asarray(matrix)
-    asymmetry = np.max(np.abs(entries - entries.T)) / max(np.max(np.abs(entries)), 1e-300)
+    asymmetry = np.max(np.abs(entries - entries.T)) / max(
+        np.max(np.abs(entries)), np.finfo(entries.dtype).tiny
+    )
     tolerance = 100 * len(entries) ** 0.5 * float(jnp.finfo(matrix.dtype).eps)
     if asymmetry > tolerance:
         raise NotSymmetricError(

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_array, check_positive_counts
 from pnkrylov.operators import as_operator
-from pnkrylov.preconditioners._checks import as_scalar, check_positive
+from pnkrylov.preconditioners._checks import as_scalar, check_finite, check_positive
 from pnkrylov.preconditioners.base import Preconditioner
 from pnkrylov.preconditioners.entries import diagonal_cost, operator_diagonal
 
@@ -19,6 +20,7 @@ class ScaledIdentity(Preconditioner):
 
     Attributes:
         scale: The only eigenvalue, a scalar.
+        num_products: Zero: setting it up costs no product.
     """
 
     scale: Float[Array, ""]
@@ -34,8 +36,10 @@ class ScaledIdentity(Preconditioner):
             dtype: Dtype of the vectors; that of `scale`, or JAX's default, when None.
 
         Raises:
+            TypeError, ValueError: `size` is no positive int, or `scale` no real number.
             NotFiniteError, NotPositiveDefiniteError: `scale` is not finite, or not positive.
         """
+        check_positive_counts(size=size)
         if dtype is None:
             dtype = scale.dtype if isinstance(scale, jax.Array) else jnp.result_type(float)
         scale = as_scalar(scale, "scale", dtype)
@@ -83,11 +87,11 @@ class Diagonal(Preconditioner):
             num_products: Products with A that finding them has cost.
 
         Raises:
-            ValueError: They are not a vector.
+            TypeError: They are no real floating array.
+            ValueError: They are not a vector, or empty.
             NotFiniteError, NotPositiveDefiniteError: An entry is not finite, or not positive.
         """
-        if entries.ndim != 1:
-            raise ValueError(f"entries must be a vector (d,), got shape {entries.shape}.")
+        check_array(entries, "entries", "d")
         remedy = "Pass the variances or curvatures themselves, or lift them above zero (damping)."
         self.entries = check_positive(entries, "entries", remedy)
         self.num_products = num_products
@@ -116,14 +120,16 @@ class Diagonal(Preconditioner):
             The preconditioner; `num_products` is 0 where the diagonal is exact.
 
         Raises:
-            ValueError: `key` is needed and missing, or `num_probes` is below 2.
+            TypeError, ValueError: As `as_operator`; `floor` is no real number; `key` is needed and
+                missing, or `num_probes` is no int above 1.
             NotFiniteError, NotPositiveDefiniteError: An entry is not finite, or not positive.
         """
         operator = as_operator(A, like=like)
         spent = diagonal_cost(A, operator, num_probes)
         entries = operator_diagonal(A, key=key, num_probes=num_probes, like=like).value
         if floor is not None:
-            entries = jnp.maximum(entries, as_scalar(floor, "floor", entries.dtype))
+            floor = check_finite(as_scalar(floor, "floor", entries.dtype), "floor")
+            entries = jnp.maximum(entries, floor)
         remedy = "Pass floor= (a known lower bound of the spectrum, such as the damping)" + (
             ", or more probes: the estimate is noisy." if spent else ", or check the operator."
         )

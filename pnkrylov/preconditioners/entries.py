@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_counts
 from pnkrylov.estimate import Estimate
 from pnkrylov.operators import EntryOperator, SparseOperator, SPDOperator, as_operator
 
@@ -31,7 +32,8 @@ def operator_diagonal(
         The flat diagonal `(d,)` as an `Estimate`, with its standard error (zero where exact).
 
     Raises:
-        TypeError, ValueError: As `as_operator`; `key` is missing; `num_probes` is below 2.
+        TypeError, ValueError: As `as_operator`; `key` is missing; `num_probes` is no int
+            above 1.
 
     Source:
         Bekas, Kokiopoulou and Saad (2007), with random signs.
@@ -39,6 +41,7 @@ def operator_diagonal(
     if isinstance(A, lx.DiagonalLinearOperator):
         return _exact(as_operator(A, like=like).ravel(A.diagonal), 0)
     operator = as_operator(A, like=like)
+    check_counts(num_probes=num_probes)
     if stores_diagonal(operator):
         return _exact(stored_diagonal(operator), 0)
     size, dtype = operator.size, operator.dtype
@@ -92,4 +95,5 @@ def diagonal_cost(A: Any, operator: SPDOperator, num_probes: int) -> int:
     """Products that `operator_diagonal` spends."""
     if isinstance(A, lx.DiagonalLinearOperator) or stores_diagonal(operator):
         return 0
+    check_counts(num_probes=num_probes)
     return min(num_probes, operator.size)

@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from pnkrylov._arguments import check_array
 from pnkrylov.preconditioners._checks import as_scalar, check_finite, check_positive
 from pnkrylov.preconditioners.base import Preconditioner
 
@@ -49,15 +50,15 @@ class LowRank(Preconditioner):
             num_products: Products with A that finding the rows has cost.
 
         Raises:
-            ValueError: `rows` is not a matrix.
+            TypeError: `rows` is no real floating array, or `alpha` no real number.
+            ValueError: `rows` is not a matrix, or empty.
             NotFiniteError: `rows` or `alpha` is not finite.
             NotPositiveDefiniteError: `alpha` is zero or negative.
 
         Source:
             METHOD.md, section 6.
         """
-        if rows.ndim != 2:
-            raise ValueError(f"rows must be a matrix (k, d), got shape {rows.shape}.")
+        check_array(rows, "rows", "k", "d")
         rows = check_finite(rows, "rows")
         self.vectors, self.squares = _eigenvectors(rows)
         alpha = as_scalar(alpha, "alpha", rows.dtype)

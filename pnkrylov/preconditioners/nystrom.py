@@ -9,7 +9,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov.operators import SPDOperator, as_operator
-from pnkrylov.preconditioners._checks import as_scalar, refuse
+from pnkrylov.preconditioners._checks import as_damping, check_rank, refuse
 from pnkrylov.preconditioners.low_rank import LowRank
 
 
@@ -42,17 +42,17 @@ def nystrom(
         The preconditioner.
 
     Raises:
-        ValueError: `rank` is out of range.
+        TypeError, ValueError: As `as_operator`; `rank` is no int from 1 to d.
+        NotFiniteError: `damping` or `alpha` is not finite.
         NotPositiveDefiniteError: `A - damping I` is not positive semi-definite on the random
-            block, or `alpha` is not positive.
+            block, `damping` is negative, or `alpha` is not positive.
 
     Source:
         Frangella, Tropp and Udell (2021), algorithm 2.1 and section 5.
     """
     operator = as_operator(A, like=like)
-    if not 1 <= rank <= operator.size:
-        raise ValueError(f"rank={rank} must lie between 1 and the dimension d={operator.size}.")
-    damping = as_scalar(damping, "damping", operator.dtype)
+    check_rank(rank, operator.size)
+    damping = as_damping(damping, operator.dtype)
     rows, shift, smallest = _sketch(operator, damping, key, rank)
     rows = refuse(
         smallest,

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._arguments import check_array
 from pnkrylov.operators import SPDOperator, as_operator
-from pnkrylov.preconditioners._checks import as_scalar, refuse
+from pnkrylov.preconditioners._checks import as_damping, check_rank, refuse
 from pnkrylov.preconditioners.entries import (
     diagonal_cost,
     operator_diagonal,
@@ -54,15 +55,16 @@ def pivoted_cholesky(
         The preconditioner.
 
     Raises:
-        ValueError: `rank` is out of range, or a key is needed.
+        TypeError, ValueError: As `as_operator`; `rank` is no int from 1 to d, or a key is needed.
         NotFiniteError: A row or the diagonal is not finite.
-        NotPositiveDefiniteError: A pivot is negative beyond rounding, or `alpha` is not positive.
+        NotPositiveDefiniteError: A pivot is negative beyond rounding, `damping` is negative, or
+            `alpha` is not positive.
 
     Source:
         Harbrecht, Peters and Schneider (2012); thesis, chapter on sampling, "Pivoted Cholesky".
     """
     operator, diagonal, exact, spent = _prepare(A, rank, diagonal, key, num_probes, like)
-    damping = as_scalar(damping, "damping", operator.dtype)
+    damping = as_damping(damping, operator.dtype)
     rows, left, worst = _factor(operator, diagonal, damping, None, rank, exact)
     return _preconditioner(rows, left, worst, damping, alpha, spent)
 
@@ -97,14 +99,14 @@ def randomly_pivoted_cholesky(
         The preconditioner.
 
     Raises:
-        ValueError, NotFiniteError, NotPositiveDefiniteError: As `pivoted_cholesky`.
+        TypeError, ValueError, NotFiniteError, NotPositiveDefiniteError: As `pivoted_cholesky`.
 
     Source:
         Chen, Epperly, Tropp and Webber (2023).
     """
     diagonal_key, pivot_key = jax.random.split(key)
     operator, diagonal, exact, spent = _prepare(A, rank, diagonal, diagonal_key, num_probes, like)
-    damping = as_scalar(damping, "damping", operator.dtype)
+    damping = as_damping(damping, operator.dtype)
     rows, left, worst = _factor(operator, diagonal, damping, pivot_key, rank, exact)
     return _preconditioner(rows, left, worst, damping, alpha, spent)
 
@@ -119,9 +121,10 @@ def _prepare(
 ) -> tuple[SPDOperator, Array, bool, int]:
     """The operator, its diagonal, whether that is exact, and what it and the rows cost."""
     operator = as_operator(A, like=like)
-    if not 1 <= rank <= operator.size:
-        raise ValueError(f"rank={rank} must lie between 1 and the dimension d={operator.size}.")
+    check_rank(rank, operator.size)
     spent = rank * row_cost(operator)
+    if diagonal is not None:
+        check_array(diagonal, "diagonal", "d")
     if diagonal is None:
         estimate = operator_diagonal(A, key=key, num_probes=num_probes, like=like)
         cost = diagonal_cost(A, operator, num_probes)

@@ -15,7 +15,13 @@ from pnkrylov.preconditioners.base import Preconditioner
 
 
 class PreconditionedOperator(SPDOperator):
-    """`L^-1 A L^-1` with `L = P^{1/2}` on flat vectors; it keeps the structure of A's vectors."""
+    """`L^-1 A L^-1` with `L = P^{1/2}` on flat vectors; it keeps the structure of A's vectors.
+
+    Attributes:
+        operator: A.
+        preconditioner: P.
+        structure: that of A's vectors.
+    """
 
     operator: SPDOperator
     preconditioner: Preconditioner

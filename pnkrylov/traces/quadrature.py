@@ -84,7 +84,10 @@ def general(function: Callable[..., Any], dtype: np.dtype) -> SpectralFunction:
     """Wraps the user's elementwise JAX (or NumPy) function of an array of eigenvalues."""
 
     def evaluate(eigenvalues):
-        return np.asarray(function(jnp.asarray(eigenvalues, jax.dtypes.canonicalize_dtype(dtype))))
+        values = function(jnp.asarray(eigenvalues, jax.dtypes.canonicalize_dtype(dtype)))
+        if np.iscomplexobj(values):
+            raise TypeError("f returns complex numbers; only real functions have a real trace.")
+        return np.asarray(values)
 
     return SpectralFunction("f", evaluate, "general")
 

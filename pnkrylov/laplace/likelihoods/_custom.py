@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from pnkrylov._structure import describe
 from pnkrylov.errors import NotPositiveDefiniteError
 from pnkrylov.krylov import is_concrete
 from pnkrylov.laplace.likelihoods._base import Likelihood
@@ -30,14 +31,20 @@ class Custom(Likelihood):
     log_density: Callable[[Array, Any], Array]
     sampler: Callable[[PRNGKeyArray, Array], Array] | None = None
 
+    def __check_init__(self):
+        if not callable(self.log_density):
+            raise TypeError(
+                f"log_density={self.log_density!r} must be a function (output, target) -> scalar."
+            )
+
     def _loss(self, output: Array, target: Any) -> Array:
-        loss = -self.log_density(output, target)
-        if jnp.shape(loss) != ():
+        value = self.log_density(output, target)
+        if not eqx.is_array(value) or jnp.shape(value) != ():
             raise ValueError(
-                f"log_density returned shape {jnp.shape(loss)} for one example of shape "
+                f"log_density returned {describe(value)} for one example of shape "
                 f"{output.shape}; it must return a scalar. Sum over the outputs."
             )
-        return loss
+        return -value
 
     def negative_log_density(
         self, outputs: Float[Array, "n K"], targets: Any
@@ -76,7 +83,12 @@ class Custom(Likelihood):
         return jax.vmap(self.sampler)(jax.random.split(key, outputs.shape[0]), outputs)
 
     def check_targets(self, outputs: Float[Array, "n K"], targets: Any) -> None:
-        """Checks the number of targets and what `log_density` returns."""
+        """Checks the number of targets and what `log_density` returns.
+
+        Raises:
+            ValueError: there is not one target for each example, or `log_density` returns no
+                scalar.
+        """
         if np.ndim(targets) == 0 or np.shape(targets)[0] != outputs.shape[0]:
             raise ValueError(
                 f"targets has shape {tuple(np.shape(targets))}; one target for each of the "

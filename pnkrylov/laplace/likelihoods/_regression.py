@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from pnkrylov._arguments import check_reals
 from pnkrylov.krylov import is_concrete
 from pnkrylov.laplace.likelihoods._base import (
     Likelihood,
@@ -21,6 +22,7 @@ LOG_2PI = float(np.log(2 * np.pi))
 
 
 def _as_real(value: Any) -> Array:
+    check_reals(precision=value)
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
@@ -32,6 +34,10 @@ class Gaussian(Likelihood):
 
     Attributes:
         precision: 1 / variance of the noise, a positive scalar or one per output `(K,)`.
+
+    Raises:
+        TypeError: `precision` is no real number or array of them.
+        ValueError: it is not positive and finite, or has two axes.
     """
 
     precision: Array = eqx.field(converter=_as_real, default=1.0)  # pyright: ignore
