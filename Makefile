@@ -11,7 +11,7 @@ export MPLBACKEND ?= Agg
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types docs notebooks bench build-check constraints clean .venv
+.PHONY: help demo test test-slow lint types docs notebooks bench bench-more peers build-check constraints clean .venv
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -53,14 +53,27 @@ notebooks: $(STAMP) ## run every notebook at small size
 	$(BIN)/python scripts/run_notebooks.py
 
 # The two OPENBLAS variables force an old kernel on some machines; one core, so that ratios compare.
-# Long tables (calibration, trace compare, preconditioners, whitening) are made by their own commands,
-# which stand under every table.
-BENCHES := bench_cost bench_layout bench_ggn "bench_trace wall" "bench_hmc condition"
-bench: $(STAMP) ## the benchmarks of cost, one after the other, pinned to one core
-	@for bench in $(BENCHES); do \
-	  set -- $$bench; echo "== $$*"; file=benchmarks/$$1.py; shift; \
-	  env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE taskset -c 0 $(BIN)/python $$file $$* || exit 1; \
-	done
+# `bench`: the costs beside bare products, and everything beside peers that docs/performance.md shows;
+# under 15 minutes on a quiet machine. `bench-more`: costs without peers. Long tables (calibration,
+# trace compare, preconditioners, whitening) are made by their own commands, which stand under every
+# table. PEERS is a Python with torch's peers; without it their rows are left out.
+PEERS ?= $(wildcard .venv-peers/bin/python)
+PINNED := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE taskset -c 0 $(BIN)/python
+bench: $(STAMP) ## costs, and speed beside peers (`make peers` first), pinned to one core
+	$(PINNED) benchmarks/bench_cost.py
+	$(PINNED) benchmarks/bench_performance.py $(if $(PEERS),--peers $(PEERS))
+	$(BIN)/python scripts/tables_performance.py
+
+bench-more: $(STAMP) ## costs of single pieces, pinned to one core
+	$(PINNED) benchmarks/bench_layout.py
+	$(PINNED) benchmarks/bench_ggn.py
+	$(PINNED) benchmarks/bench_trace.py wall
+	$(PINNED) benchmarks/bench_hmc.py condition
+
+peers: ## an environment of its own with torch and its libraries, for make bench
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check \
+	  torch gpytorch linear_operator laplace-torch curvlinops-for-pytorch backpack-for-pytorch
 
 build-check: $(STAMP) ## build sdist and wheel, install the wheel away from here and use it
 	scripts/check_build.sh

@@ -1,7 +1,7 @@
 """Time against peers, side by side in one process on one core; and how time grows.
 
-    taskset -c 1 python benchmarks/bench_performance.py             # everything
-    taskset -c 1 python benchmarks/bench_performance.py lanczos     # one part
+    taskset -c 1 python benchmarks/bench_performance.py --peers PYTHON   # everything
+    taskset -c 1 python benchmarks/bench_performance.py lanczos          # one part
 
 The rows of a problem are timed in turn, round after round; a ratio is the median of the ratios
 within a round, so that a slow moment of the machine hits all rows. Compilation is not timed. Every
@@ -10,21 +10,21 @@ part replaces its own records in results/performance.json and keeps those of the
 `lanczos`, `ggn`: against matfree's full re-orthogonalisation, NumPy, and the bare products.
 `solve`: a belief about A^-1 v against probnum's, at a residual that is no larger, and against
 conjugate gradients without a belief.
-`trace`: P-SLQ against the peers of results/trace.json that are as accurate, at their best settings.
+`trace`: P-SLQ against the peers of results/trace.json, each where it is as accurate.
+`eigen`: leading eigenpairs against scipy's eigsh.
+`gp`, `ciq`: against linear_operator, and `laplace`: against laplace-torch and curvlinops. They run
+under PYTHON, an environment with these packages and torch; without it, these parts are left out.
 `growth`: exponents of time against d, m and N.
 """
 
 import argparse
 import functools
-import json
-import os
 import sys
 import time
 import warnings
 
-# One thread for everybody; before the first import that reads it.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# First, because it sets the number of threads, which NumPy reads when it is imported.
+from side_by_side import against, in_turns, store  # isort: skip
 
 import bench_ggn
 import bench_trace
@@ -37,47 +37,16 @@ import scipy.sparse
 import scipy.sparse.linalg as spla
 from bench_cost import problem
 from matfree import decomp
-from record import RESULTS, provenance
+from performance_ciq import ciq_part
+from performance_gp import eigen_part, gp_part, residual, steps_for
+from performance_laplace import laplace_part
+from performance_trace import trace_part
 
 import pnkrylov as pk
 from pnkrylov.interop.probnum import import_probnum
 from pnkrylov.laplace import curvature
 from pnkrylov.laplace.likelihoods import Categorical
 from pnkrylov.probes import run_probes
-from pnkrylov.trace import trace_inverse
-from pnkrylov.traces.quadrature import INVERSE
-
-PACKAGES = ("matfree", "probnum", "lineax", "traceax")
-
-
-def timed(function):
-    started = time.perf_counter()
-    jax.block_until_ready(function())
-    return time.perf_counter() - started
-
-
-def in_turns(rows, rounds):
-    """Name -> seconds of every round, after one that compiles."""
-    for function in rows.values():
-        timed(function)
-    seconds = {name: [] for name in rows}
-    for _ in range(rounds):
-        for name, function in rows.items():
-            seconds[name].append(timed(function))
-    return seconds
-
-
-def against(seconds, ours):
-    """Name -> median seconds, and the median of the ratios to ours within a round."""
-    own = np.array(seconds[ours])
-    return {
-        name: {
-            "seconds": float(np.median(values)),
-            "ratio": float(np.median(np.array(values) / own)),
-        }
-        for name, values in seconds.items()
-    }
-
 
 # --- lanczos -----------------------------------------------------------------------------------
 
@@ -135,7 +104,7 @@ def laplacian(width, height):
 
 
 def cnn_ggn(images=200):
-    """The GGN of a small CNN (11,878 parameters), float32, damped."""
+    """The GGN of a small CNN (11,126 parameters), float32, damped."""
     keys = jax.random.split(jax.random.key(0), 3)
     params = bench_ggn.cnn_parameters(keys[0], 28, (6, 16), jnp.float32)
     data = jax.random.normal(keys[1], (images, 28, 28, 1), jnp.float32)
@@ -143,19 +112,17 @@ def cnn_ggn(images=200):
     return curvature.ggn(bench_ggn.cnn, params, (data, labels), Categorical())
 
 
-def lanczos_row(name, operator, start, steps, rounds, rows):
+def lanczos_row(name, operator, start, steps, rounds, rows, ready=()):
     """Ours and matfree's beside the rows that a problem adds."""
     v, like = jnp.asarray(start), operator.unravel(jnp.asarray(start))
     rows = {
         "pnkrylov": lambda: pk.lanczos(operator, like, steps),
         "matfree": lambda: matfree_lanczos(operator, v, steps),
     } | rows
-    record = {
+    return {
         "problem": name, "size": operator.size, "steps": steps, "dtype": operator.dtype.name,
-        "rounds": rounds, "rows": against(in_turns(rows, rounds), "pnkrylov"),
+        "rounds": rounds, "rows": against(in_turns(rows, rounds, ready), "pnkrylov"),
     }  # fmt: skip
-    print(record, flush=True)
-    return record
 
 
 def lanczos_part(rounds):
@@ -172,17 +139,20 @@ def lanczos_part(rounds):
 
 
 def ggn_part(rounds):
-    operator = cnn_ggn()
+    """matfree takes a minute and a half here: it is compiled ahead instead of run once more."""
+    operator, steps = cnn_ggn(), 300
     start = np.random.default_rng(0).standard_normal(operator.size).astype(np.float32)
-    rows = {"bare products": functools.partial(bare_on_host, operator, jnp.asarray(start), 300)}
-    yield lanczos_row("GGN of a CNN", operator, start, 300, max(rounds // 5, 1), rows)
+    v = jnp.asarray(start)
+    compiled = matfree_lanczos.lower(operator, v, steps).compile()
+    rows = {
+        "matfree": lambda: compiled(operator, v, steps),
+        "bare products": functools.partial(bare_on_host, operator, v, steps),
+    }
+    rounds = max(rounds // 10, 1)
+    yield lanczos_row("GGN of a CNN", operator, start, steps, rounds, rows, ready=("matfree",))
 
 
 # --- solve -------------------------------------------------------------------------------------
-
-
-def residual(matrix, rhs, solution):
-    return float(np.linalg.norm(rhs - matrix @ np.asarray(solution)) / np.linalg.norm(rhs))
 
 
 def probnum_solve(matrix, rhs, steps):
@@ -193,18 +163,6 @@ def probnum_solve(matrix, rhs, steps):
         warnings.simplefilter("ignore")
         solution, _, _, info = problinsolve(matrix, rhs, maxiter=steps)
     return np.asarray(solution.mean).reshape(-1), int(info["iter"])
-
-
-def steps_for(A, matrix, v, target):
-    """The least number of steps whose mean has a residual of at most `target`."""
-    basis = pk.lanczos(A, v, min(len(v), 300))
-    rows, T = np.asarray(basis.vectors), np.asarray(basis.tridiagonal())
-    for steps in range(1, len(T) + 1):
-        first = np.eye(1, steps)[0] * float(basis.start_norm)
-        mean = np.linalg.solve(T[:steps, :steps], first) @ rows[:steps]
-        if residual(matrix, np.asarray(v), mean) <= target:
-            return steps
-    return len(T)
 
 
 def solve_part(rounds):
@@ -239,53 +197,8 @@ def solve_part(rounds):
             "problem": name, "size": size, "residual": residual(matrix, rhs, belief.mean),
             "peer residual": target, "steps": steps, "peer iterations": iterations,
             "matvecs": int(belief.stats.num_matvecs),
-            "rows": against(in_turns(rows, max(rounds // 3, 3)), "pnkrylov"),
+            "rows": against(in_turns(rows, rounds), "pnkrylov"),
         }  # fmt: skip
-        print(record, flush=True)
-        yield record
-
-
-# --- trace -------------------------------------------------------------------------------------
-
-
-def as_accurate(name, error):
-    """For every peer, its cheapest record in results/trace.json whose error is at most `error`."""
-    parts = json.loads((RESULTS / "trace.json").read_text())["parts"]
-    found = {}
-    for budget in (200, 400, 800):
-        for record in parts[f"compare {name} {budget} peers"]["records"]:
-            if record["rmse"] <= error:
-                found.setdefault(record["method"], record)
-    return found, parts
-
-
-def trace_part(rounds, budget=400):
-    """Where no peer is as accurate at 800 products, the best one there stands in: a lower bound."""
-    for name in bench_trace.MATRICES:
-        found, parts = as_accurate(name, 0.0)
-        (own,) = parts[f"compare {name} {budget} pslq"]["records"]
-        found, _ = as_accurate(name, own["rmse"])
-        reached = bool(found)
-        if not reached:
-            last = parts[f"compare {name} 800 peers"]["records"]
-            best = min(last, key=lambda record: record["rmse"])
-            found = {best["method"]: best}
-        dense = bench_trace.matrix(name)[0]
-        A = pk.as_operator(jnp.asarray((dense + dense.T) / 2))
-        rows = {
-            "pnkrylov": lambda A=A: trace_inverse(A, key=jax.random.key(0), budget=budget).value
-        }
-        for method, record in found.items():
-            setting = record["depth"], record.get("share")
-            rows[method] = functools.partial(
-                bench_trace.run_peer, method, INVERSE, A, record["budget"], setting, 0
-            )
-        table = against(in_turns(rows, max(rounds // 3, 3)), "pnkrylov")
-        for method, record in found.items():
-            table[method] |= {"rmse": record["rmse"], "products": record["budget"]}
-        table["pnkrylov"] |= {"rmse": own["rmse"], "products": budget}
-        record = {"matrix": name, "as accurate": reached, "rows": table}
-        print(record, flush=True)
         yield record
 
 
@@ -334,8 +247,8 @@ def growth_part(rounds):
         },
     }
     for name, rows in sweeps.items():
-        seconds = in_turns(rows, max(rounds // 3, 3))
-        medians = {size: float(np.median(values)) for size, values in seconds.items()}
+        seconds = in_turns(rows, rounds)
+        medians = {size: float(np.median(values[1:])) for size, values in seconds.items()}
         record = {"sweep": name, "seconds": medians,
                   "exponent": exponent(list(medians), list(medians.values()))}  # fmt: skip
         if name.endswith("against m") and name.startswith("dense"):
@@ -344,37 +257,41 @@ def growth_part(rounds):
             scaled = np.array(list(medians.values())) / steps
             slope, offset = np.polyfit(steps, scaled, 1)
             record["crossover"] = float(offset / slope)
-        print(record, flush=True)
         yield record
 
 
+# Part -> how to make its records from the number of rounds and the Python of the peers.
 PARTS = {
-    "lanczos": lanczos_part,
-    "ggn": ggn_part,
-    "solve": solve_part,
-    "trace": trace_part,
-    "growth": growth_part,
+    "lanczos": lambda rounds, _: lanczos_part(rounds),
+    "ggn": lambda rounds, _: ggn_part(rounds),
+    "solve": lambda rounds, _: solve_part(max(rounds // 3, 3)),
+    "trace": lambda rounds, _: trace_part(max(rounds // 3, 3)),
+    "eigen": lambda rounds, _: eigen_part(max(rounds // 3, 3)),
+    "gp": lambda rounds, python: gp_part(max(rounds // 3, 3), python),
+    "ciq": lambda rounds, python: ciq_part(max(rounds // 3, 3), python),
+    "laplace": lambda rounds, python: laplace_part(max(rounds // 3, 3), python),
+    "growth": lambda rounds, _: growth_part(max(rounds // 3, 3)),
 }
-
-
-def store(part, records):
-    path = RESULTS / "performance.json"
-    content = json.loads(path.read_text()) if path.exists() else {"parts": {}}
-    content["parts"][part] = {"provenance": provenance(PACKAGES), "records": records}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+WITH_TORCH = ("gp", "ciq", "laplace")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--peers", metavar="PYTHON", help="interpreter that has torch's peers")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     for part in arguments.parts or PARTS:
-        records = []
-        for record in PARTS[part](arguments.rounds):
+        if part in WITH_TORCH and not arguments.peers:
+            print(f"{part}: left out, because it needs --peers PYTHON (see docs/performance.md)")
+            continue
+        started, records = time.perf_counter(), []
+        for record in PARTS[part](arguments.rounds, arguments.peers):
+            print(record, flush=True)
             records.append(record)
             store(part, records)
+        print(f"{part}: {time.perf_counter() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

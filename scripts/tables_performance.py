@@ -1,6 +1,7 @@
 """Writes the tables of docs/performance.md and docs/scaling.md from benchmarks/results/*.json.
 
-`python scripts/tables_performance.py` after bench_performance.py or bench_scale.py.
+`python scripts/tables_performance.py` after bench_performance.py, bench_scale.py or
+bench_storage_precision.py.
 """
 
 import json
@@ -57,21 +58,117 @@ def trace(part):
     """Time of the fastest peer that is as accurate, over ours."""
     rows = []
     for record in part["records"]:
-        own = record["rows"]["pnkrylov"]
-        peers = {name: row for name, row in record["rows"].items() if name != "pnkrylov"}
-        name, best = min(peers.items(), key=lambda item: item[1]["ratio"])
+        own, name = record["rows"]["pnkrylov"], record["fastest"]
+        best = record["rows"][name]
         sign = "" if record["as accurate"] else "> "
         rows.append(
             [
                 record["matrix"],
-                f"{own['rmse']:.2g} / {best['rmse']:.2g}",
                 f"{own['products']} / {best['products']}",
+                f"{own['rmse']:.2g} / {best['rmse']:.2g}",
                 name,
                 sign + _times(best["ratio"]),
                 _seconds(own["seconds"]),
             ]
         )
-    header = ["matrix", "error, ours / theirs", "products, ours / theirs", "fastest peer", "time"]
+    header = ["matrix", "products, ours / theirs", "error, ours / theirs", "fastest peer", "time"]
+    return markdown([*header, "pnkrylov, absolute"], rows)
+
+
+def eigen(part):
+    """Time of scipy's eigsh over that of a Lanczos run and its Ritz pairs."""
+    rows = [
+        [
+            record["what"],
+            f"{record['ours']['residual']:.1e} / {record['theirs']['residual']:.1e}",
+            f"{record['ours']['products']} / {record['theirs']['products']}",
+            _times(record["rows"]["eigsh"]["ratio"]),
+            _seconds(record["rows"]["pnkrylov"]["seconds"]),
+        ]
+        for record in part["records"]
+    ]
+    header = ["pairs", "residual, ours / theirs", "products, ours / theirs", "eigsh"]
+    return markdown([*header, "pnkrylov, absolute"], rows)
+
+
+# What the two sides give, in the words of the table: measure -> (label, format).
+_GIVES = {
+    "residual": ("residual", ".1e"),
+    "orthogonality": ("loss of orthogonality", ".0e"),
+    "error": ("error", ".2g"),
+    "trace": ("trace over the exact one", ".2f"),
+    "variance": ("total variance over the exact one", ".2f"),
+}
+
+
+def _gives(record):
+    """Every measure that both sides have, ours first."""
+    ours, theirs = record.get("ours", {}), record.get("theirs", {})
+    return "; ".join(
+        f"{label} {ours[name]:{form}} / {theirs[name]:{form}}"
+        for name, (label, form) in _GIVES.items()
+        if name in ours and name in theirs
+    )
+
+
+def gp(part):
+    """Time of linear_operator over ours."""
+    rows = [
+        [
+            record["what"],
+            _gives(record),
+            ("" if record.get("reached", True) else "< ")
+            + _times(record["rows"]["linear_operator"]["ratio"]),
+            _seconds(record["rows"]["pnkrylov"]["seconds"]),
+        ]
+        for record in part["records"]
+    ]
+    header = ["what", "gives, ours / theirs", "linear_operator", "pnkrylov, absolute"]
+    return markdown(header, rows)
+
+
+def ciq(part):
+    """Time of linear_operator's quadrature over ours; "-" where it is nowhere as exact."""
+    rows = []
+    for record in part["records"]:
+        ours, theirs = record["ours"], record.get("theirs")
+        compared = ["-", "-", "-", "-"]
+        if theirs:
+            compared = [
+                f"{ours['error']:.1e} / {theirs['error']:.1e}",
+                f"{ours['products']} / {theirs['products']}",
+                _times(record["rows"]["linear_operator"]["ratio"]),
+                _seconds(record["rows"]["pnkrylov"]["seconds"]),
+            ]
+        rows.append([record["what"], str(record["rows of b"]), *compared])
+    header = ["right-hand sides", "how many", "error, ours / theirs", "products, ours / theirs"]
+    return markdown([*header, "linear_operator", "pnkrylov, absolute"], rows)
+
+
+def laplace(part):
+    """Time of curvlinops and laplace-torch over ours."""
+    rows = []
+    for record in part["records"]:
+        if "rows" not in record:
+            continue
+        (peer,) = record["rows"].keys() - {"pnkrylov"}
+        what, kinds = record["what"], ""
+        if "kind" in record.get("ours", {}):
+            kinds = f"{record['ours']['kind']} / {record['theirs']['kind']}"
+            peer += f" ({record['theirs']['backend']})"
+        (ratio,) = (row["ratio"] for name, row in record["rows"].items() if name != "pnkrylov")
+        rows.append(
+            [
+                record["network"],
+                what,
+                kinds or "-",
+                _gives(record) or "the same product",
+                peer,
+                _times(ratio),
+                _seconds(record["rows"]["pnkrylov"]["seconds"]),
+            ]
+        )
+    header = ["network", "what", "kind, ours / theirs", "gives, ours / theirs", "peer", "time"]
     return markdown([*header, "pnkrylov, absolute"], rows)
 
 
@@ -117,6 +214,29 @@ def scale(result):
     return markdown(header, rows) + "\n\n" + made_by(result)
 
 
+def storage_precision(result):
+    """Memory, time and accuracy of 16-bit Krylov vectors, against float32."""
+    rows, plain = [], None
+    for record in result["records"]:
+        if (record["stored"], record["kind"]) == ("float32", "plain"):
+            plain = record
+        rows.append(
+            [
+                f"{record['operator']}, {record['size']:,}",
+                f"{record['stored']}, {record['kind']}",
+                f"{record['basis'] / 2**20:.0f} MB",
+                f"{record['memory'] / plain['memory']:.2f} x",
+                f"{record['seconds'] / plain['seconds']:.2f} x",
+                f"{record['off-diagonal']:.0e}",
+                f"{record['mean error']:.2g}",
+                f"{record['divergence'] - plain['divergence']:+.2g} of {plain['divergence']:.4g}",
+            ]
+        )
+    header = ["operator, d", "stored, re-orthogonalised", "basis", "memory", "time"]
+    header += ["loss of orthogonality", "error of the mean", "divergence of the inverse"]
+    return markdown(header, rows) + "\n\n" + made_by(result)
+
+
 def tables():
     """Name -> text of every table whose result is committed."""
     made = {}
@@ -125,14 +245,15 @@ def tables():
         parts = json.loads(path.read_text())["parts"]
         if "ggn" in parts:
             parts["lanczos"]["records"] += parts["ggn"]["records"]
-        for maker in (lanczos, solve, trace, growth):
+        for maker in (lanczos, solve, trace, eigen, gp, ciq, laplace, growth):
             if maker.__name__ in parts:
                 part = parts[maker.__name__]
                 text = maker(part) + "\n\n" + made_by(part)
                 made[f"performance_{maker.__name__}"] = text
-    path = RESULTS / "scale.json"
-    if path.exists():
-        made["scale"] = scale(json.loads(path.read_text()))
+    for maker in (scale, storage_precision):
+        path = RESULTS / f"{maker.__name__}.json"
+        if path.exists():
+            made[maker.__name__] = maker(json.loads(path.read_text()))
     return made
 
 

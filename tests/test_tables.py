@@ -10,10 +10,21 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import tables  # noqa: E402
 import tables_block  # noqa: E402
+import tables_choosing  # noqa: E402
+import tables_cifar10  # noqa: E402
+import tables_experiments  # noqa: E402
 import tables_gp  # noqa: E402
 import tables_performance  # noqa: E402
 
-MODULES = [tables, tables_block, tables_gp, tables_performance]
+MODULES = [
+    tables,
+    tables_block,
+    tables_choosing,
+    tables_cifar10,
+    tables_experiments,
+    tables_gp,
+    tables_performance,
+]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
