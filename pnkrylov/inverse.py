@@ -71,7 +71,7 @@ def inverse(
         layout: `"resolve-all"` resolves all m + l vectors and spreads the rest isotropically;
             `"paper"` resolves m and keeps the exact coupling at level m.
         shift: alpha such that `A + alpha I` is positive definite; costs nothing.
-        start: start vector, random normal by default.
+        start: start vector, random normal by default; k of them as rows for blocks.
         preconditioner: P, close to A: the run is on `P^-1/2 A P^-1/2` and everything is mapped
             back exactly; the bulk has the shape of P^-1. N more probes measure the trace of the
             original operator. Not together with `shift` (build A and P with it).
@@ -100,7 +100,6 @@ def inverse(
     if block_size != 1:
         refuse_for_blocks(
             "runs of single vectors: leave it out, or use block_size=1",
-            start=start,
             preconditioner=preconditioner,
             max_seconds=max_seconds,
             checkpoint=checkpoint,
@@ -118,6 +117,7 @@ def inverse(
             probe_depth=probe_depth,
             layout=layout,
             shift=shift,
+            start=start,
             check_symmetric=check_symmetric,
             driver=driver,
             progress=progress,

@@ -17,6 +17,7 @@ KRYLOV = {
     "ours": "ours, `budget=, num_probes=1`",
     "ours, no probes": "ours, bulk from the run itself",
     "ours, along": "ours, bulk along Jacobians",
+    "ours, from Jacobians": "ours, started at Jacobians",
     "krylov + 1/lambda, s + 20": "Krylov + 1/λ, s + 20 products",
     "krylov + 1/lambda": "Krylov + 1/λ, all products",
 }

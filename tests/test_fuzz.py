@@ -21,7 +21,6 @@ import fuzz_cases_laplace
 import fuzz_cases_likelihoods
 import fuzz_cases_preconditioners
 import pnkrylov
-from fuzz_cases_reported import REPORTED, UNDOCUMENTED
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -131,28 +130,20 @@ def test_there_are_five_hundred_distinct_bad_inputs():
     assert len(set(cases)) == len(cases), "the same case twice"
 
 
-def outcomes(name, dtype, wanted):
-    """Every wanted case of one callable, and what the call did."""
+def outcomes(name, dtype):
+    """Every case of one callable, and what the call did."""
     cases = [case for target in TARGETS if target.name == name for case in target.cases()]
-    return [(case, fuzz_cases.run(case, dtype)) for case in cases if wanted(case)]
-
-
-def is_reported(case):
-    return any(
-        case.target.name == name and case.title.startswith(title) for name, title in REPORTED
-    )
+    return [(case, fuzz_cases.run(case, dtype)) for case in cases]
 
 
 @pytest.mark.one_precision
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_input(name, dtype):
-    found = outcomes(name, dtype, lambda case: not is_reported(case))
+    found = outcomes(name, dtype)
     complaints = [fuzz_cases.complaint(case, outcome) for case, outcome in found]
     complaints = [complaint for complaint in complaints if complaint]
     assert not complaints, "\n".join(complaints)
-    undocumented = undocumented_kinds(found) - {
-        kind for owner, kind in UNDOCUMENTED if owner == name
-    }
+    undocumented = undocumented_kinds(found)
     assert not undocumented, f"the docstring of {name} does not mention {undocumented}"
     if dtype == tables_bad_input.DTYPE and not jax.config.jax_debug_nans:
         rows = [tables_bad_input.row(*pair) for pair in found]
@@ -166,18 +157,3 @@ def undocumented_kinds(found):
         for case, outcome in found
         if not fuzz_cases.documented(case.target, outcome.error)
     }
-
-
-@pytest.mark.slow
-def test_reported_gaps_are_gaps(dtype):
-    for name in sorted({name for name, _ in REPORTED | UNDOCUMENTED}):
-        mended = [
-            case.title
-            for case, outcome in outcomes(name, dtype, is_reported)
-            if fuzz_cases.complaint(case, outcome) is None
-        ]
-        assert not mended, f"{name} answers as it should: remove {mended} from REPORTED"
-        omitted = {kind for owner, kind in UNDOCUMENTED if owner == name}
-        others = outcomes(name, dtype, lambda case: not is_reported(case))
-        promised = omitted - undocumented_kinds(others)
-        assert not promised, f"{name} documents {promised}: remove it from UNDOCUMENTED"

@@ -11,6 +11,7 @@ Whatever is done is kept in the cache: run the same command again after an inter
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 import time
@@ -73,10 +74,42 @@ def _rotated_product(values, vector):
     return jnp.pad(values, (0, vector.shape[0] - values.shape[0])) * vector
 
 
+def rotated_operator(problem):
+    """G in the coordinates of the problem, float32."""
+    product = jax.tree_util.Partial(_rotated_product, jnp.asarray(problem.values, jnp.float32))
+    return as_operator(product, like=jnp.zeros(problem.size, jnp.float32))
+
+
+def from_jacobians(problem, judge, options):
+    """Block runs that start in principal directions of the first 1,000 training rows."""
+    rows = problem.train[: cifar10_problem.SPANNING * cifar10_problem.CLASSES]
+    directions = methods.principal_directions(rows, len(rows) // 2).astype(np.float32)
+    padding = ((0, 0), (0, problem.size - rows.shape[1]))
+    length = problem.test.shape[2] + problem.beyond.shape[2]
+    operator, jobs = rotated_operator(problem), {}
+    for factor in FACTORS:
+        for size in options.sizes:
+            own = [
+                r["products"]
+                for r in judge.records()
+                if (r["method"], r["factor"], r["s"]) == ("sigma_m", factor, size)
+            ]
+            total, shift = int(np.mean(own)), problem.prior_precision * factor
+
+            def make(total=total, shift=shift):
+                starts = np.pad(directions[: total // 4], padding)
+                key = jax.random.key(2000)
+                made = methods.ours_from(operator, key, starts, total, shift)
+                rows = np.ascontiguousarray(made.rows[:, :length])
+                return dataclasses.replace(made, rows=rows)
+
+            jobs["ours, from Jacobians", factor, size, None] = make
+    judge.judge(jobs, "from Jacobians")
+
+
 def krylov(problem, judge, options):
     """All Krylov methods, one seed after the other."""
-    product = jax.tree_util.Partial(_rotated_product, jnp.asarray(problem.values, jnp.float32))
-    operator = as_operator(product, like=jnp.zeros(problem.size, jnp.float32))
+    operator = rotated_operator(problem)
     steps, seconds = max(options.sizes) + EXTRA, {}
     for seed in range(options.seeds):
         done = [
@@ -130,6 +163,7 @@ def subset(options):
     eigenvectors(problem, judge, options)
     cifar10_peers.diagonal(problem, judge, options, FACTORS)
     about = krylov(problem, judge, options)
+    from_jacobians(problem, judge, options)
     cifar10_peers.kfac(problem, judge, options, FACTORS)
     content = {
         "problem": {

@@ -30,6 +30,8 @@ from record import save
 
 SIZES = (120, 230, 450, 670, 1000)
 FACTORS = (1.0, 0.1, 10.0)
+# Training points whose Jacobian rows give start vectors.
+SPANNING = 100
 # Products that random probes may take at most, beyond s + 20: it bounds the length of a run.
 MOST_PROBES = methods.LOOKAHEAD + methods.NUM_PROBES * methods.PROBE_DEPTH
 
@@ -102,6 +104,29 @@ class Comparison:
             self.judge.judge(jobs, f"seed {seed}")
             self.judge.judge(others, "eigenvectors")
 
+    def from_jacobians(self, factors):
+        """Judges block runs that start in principal directions of training Jacobians."""
+        rows = self.problem.train_jacobians(SPANNING)
+        directions = methods.principal_directions(rows, len(rows) // 2)
+        jobs, operator = {}, self.runs[0].operator
+        for factor in factors:
+            shift = self.problem.prior_precision * factor
+            for size in self.options.sizes:
+                totals = [
+                    r["products"]
+                    for r in self.judge.records()
+                    if (r["method"], r["factor"], r["s"]) == ("sigma_m", factor, size)
+                ]
+                jobs["ours, from Jacobians", factor, size, None] = partial(
+                    methods.ours_from,
+                    operator,
+                    jax.random.key(2000),
+                    directions,
+                    int(np.mean(totals)),
+                    shift,
+                )
+        self.judge.judge(jobs, "from Jacobians")
+
     def subspaces(self, factors, flat_diagonal, kfac_images):
         """Judges the subspace methods and the diagonal."""
         jobs = subspace_jobs(
@@ -142,6 +167,7 @@ def subset(options):
         comparison.subspaces(factors, flat_diagonal, kfac_images)
         comparison.save("fashion_mnist", examples=SUBSET)
         comparison.krylov(factors)
+        comparison.from_jacobians(factors)
         comparison.save("fashion_mnist", examples=SUBSET)
         if 1.0 in factors:
             swag = partial(baselines.swag, peers.snapshots(problem, options))
@@ -159,6 +185,7 @@ def full(options):
         problem, form, operator, options, "fashion_full", dtype=np.float32, factors=(1.0,)
     )
     comparison.krylov([1.0])
+    comparison.from_jacobians([1.0])
     comparison.save("fashion_mnist_full", examples=60_000)
     comparison.subspaces([1.0], np.diag(matrix), {})
     checked = full_ggn.check_products(matrix, options)

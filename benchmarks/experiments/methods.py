@@ -13,6 +13,7 @@ prior precisions over the same rows share the expensive products with them.
     ours_without_probes  the same with all products in the run, which measures the bulk itself
     ours_along      the same with a bulk variance measured along rows of Jacobians
     krylov_shift    Krylov vectors, 1/lambda outside of their span
+    ours_from       a block run from given directions, `pnkrylov.inverse(A, block_size=, start=)`
 
 Everything that is no Krylov method is in baselines.py.
 """
@@ -27,6 +28,7 @@ import scipy.linalg
 
 from pnkrylov.beliefs import InverseBelief, inverse_belief
 from pnkrylov.budgets import split_budget
+from pnkrylov.inverse import inverse
 from pnkrylov.krylov import KrylovBasis, lanczos
 from pnkrylov.operators import SPDOperator, as_operator
 from pnkrylov.probes import PROBE_TOLERANCE, Probes, run_probes
@@ -40,6 +42,8 @@ CONVERGED = 1e-3
 # of 1 - 8e-6.
 LARGEST_WEIGHT = 20.0
 # Most steps of a probe along given directions.
+# Blocks of a run from given directions.
+FROM_BLOCKS = 4
 ALONG_DEPTH = 6
 
 
@@ -396,3 +400,47 @@ def sigma_m_uncoupled(run: KrylovRun, level, shift) -> Approximation:
     products = int(belief.stats.num_matvecs)
     inner = run.inverse(level, shift) - rest * np.eye(level)
     return Approximation("sigma_m_uncoupled", run.rows, inner, rest, products, level)
+
+
+def principal_directions(rows, count):
+    """The leading right singular vectors (count, p) of Jacobian rows, by their Gram matrix."""
+    squares, vectors = np.linalg.eigh(np.asarray(rows @ rows.T, np.float64))
+    leading = vectors[:, ::-1][:, :count] / np.sqrt(squares[::-1][:count])
+    return np.ascontiguousarray(leading.T.astype(rows.dtype) @ rows)
+
+
+def ours_from(operator, key, directions, total, shift) -> Approximation:
+    """A block run that starts in given directions, and one random probe for its bulk.
+
+    A quarter of the products are start vectors: three blocks are resolved, a fourth looks ahead.
+
+    Args:
+        operator: G.
+        key: random key, of the probe.
+        directions: (k, p), at least a quarter of `total`.
+        total: products, probe included.
+        shift: lambda.
+    """
+    count = (total - PROBE_DEPTH) // FROM_BLOCKS
+    dtype = operator.dtype
+    belief = inverse(
+        operator,
+        key=key,
+        block_size=count,
+        start=jnp.asarray(directions[:count], dtype),
+        num_steps=FROM_BLOCKS - 1,
+        lookahead=1,
+        num_probes=1,
+        probe_depth=PROBE_DEPTH,
+        shift=jnp.asarray(shift, dtype),
+        check_symmetric=False,
+        driver="compiled",
+    )
+    rest = float(belief.stats.bulk_variance)
+    tridiagonal = belief.run.tridiagonal(belief.alpha)
+    size = FROM_BLOCKS * count
+    inner = np.asarray(tridiagonal.solve(jnp.eye(size, dtype=dtype)) / tridiagonal.unit, np.float64)
+    present = np.asarray(belief.run.basis.present)
+    inner = np.where(present[:, None] & present[None, :], inner - rest * np.eye(size), 0)
+    rows, products = np.asarray(belief.run.basis.vectors), int(belief.stats.num_matvecs)
+    return Approximation("ours_from", rows, inner, rest, products, size)

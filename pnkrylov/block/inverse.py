@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov._doors import require_key
+from pnkrylov._structure import describe
 from pnkrylov.block.calibration import block_stats
 from pnkrylov.block.complement import block_complement, block_logdet
 from pnkrylov.block.coupling import BlockCoupling
@@ -18,10 +19,11 @@ from pnkrylov.block.runs import BlockRun
 from pnkrylov.block.tridiagonal import BlockTridiagonal
 from pnkrylov.budgets import check_positive_counts, main_steps, split_budget
 from pnkrylov.calibration import Bulk, widened
+from pnkrylov.errors import NotFiniteError
 from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import GaussianBelief
 from pnkrylov.krylov import Driver, is_concrete
-from pnkrylov.operators import as_operator, check_vector
+from pnkrylov.operators import SPDOperator, as_operator, check_vector
 from pnkrylov.probes import probe_tolerance, run_probes
 from pnkrylov.results import RESULTS
 from pnkrylov.runs import finish, probe_symmetry, scalar
@@ -150,6 +152,7 @@ def inverse_block(
     probe_depth: int = 20,
     layout: Layout = "resolve-all",
     shift: float | Float[Array, ""] = 0.0,
+    start: PyTree | None = None,
     check_symmetric: bool = True,
     driver: Driver = "auto",
     progress: bool = False,
@@ -162,8 +165,8 @@ def inverse_block(
 
     Args:
         A: symmetric positive definite (positive semi-definite if `shift` makes up for it).
-        block_size: k, random start vectors, 1 to d.
-        key: random key, for the start vectors, the symmetry check and the probes.
+        block_size: k, start vectors, 1 to d.
+        key: random key, for random start vectors, the symmetry check and the probes.
         like: example of a vector, needed for callables only (`mean` serves as well).
         mean: centre of the draws, zero by default.
         num_steps: m, block steps of the main run, each k products; by default as many as make 100
@@ -175,6 +178,9 @@ def inverse_block(
         layout: `"resolve-all"` resolves all m + l blocks and spreads the rest isotropically;
             `"paper"` resolves m and keeps the exact coupling at level m.
         shift: alpha such that `A + alpha I` is positive definite; costs nothing.
+        start: start vectors as rows, `(k, d)` or a vector's pytree with a leading axis of length
+            k; random normal by default. Directions in which A^-1 is wanted make the belief close
+            there first (for predictions: principal directions of Jacobian rows).
         check_symmetric: spend two products on checking that A is symmetric.
         driver: `"auto"`, `"compiled"` or `"host"` (see `block_lanczos`).
         progress: show progress bars (host driver).
@@ -220,6 +226,8 @@ def inverse_block(
             )
         steps, ahead = steps // block_size, 0
     starts = jax.random.normal(start_key, (block_size, size), dtype)
+    if start is not None:
+        starts = _start_rows(operator, start, block_size)
     basis = continue_block_run(
         begin_block_run(starts), operator, steps + ahead, driver=driver, progress=progress
     )
@@ -252,6 +260,24 @@ def inverse_block(
         probes=probes,
     )
     return finish(block_inverse_belief(run, centre, shift, layout), throw=throw)
+
+
+def _start_rows(operator: SPDOperator, start: PyTree, block_size: int) -> Float[Array, "k d"]:
+    """Start vectors of the user as flat rows."""
+    for leaf in jax.tree.leaves(start):
+        if jnp.shape(leaf)[:1] != (block_size,):
+            raise ValueError(
+                f"start is {describe(start)}: start vectors are rows, so every array needs a "
+                f"leading axis of length block_size={block_size}."
+            )
+    one = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.asarray(leaf).dtype), start
+    )
+    operator.structure.check(one, "start[0]", expected_by="the operator A")
+    rows = jax.vmap(operator.structure.ravel)(jax.tree.map(jnp.asarray, start))
+    if is_concrete(rows) and not bool(jnp.all(jnp.isfinite(rows))):
+        raise NotFiniteError(NotFiniteError.message("start"))
+    return rows
 
 
 def block_inverse_belief(
