@@ -152,11 +152,14 @@ def costs(result):
         cells = []
         for size in sizes(records):
             own = select(records, method=name, factor=1.0, s=size)
+            if not own:
+                continue
             products, stored = (
                 mean_and_error([r[k] for r in own])[0] for k in ("products", "stored")
             )
             cells.append(f"{products:.0f} / {stored:.0f}")
-        rows.append([shown, *cells])
+        if cells:
+            rows.append([shown, *cells])
     return markdown(["products / stored vectors", *(f"s = {x}" for x in sizes(records))], rows)
 
 
