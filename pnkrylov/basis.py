@@ -121,7 +121,10 @@ class KrylovBasis(eqx.Module):
 
     def frame(self, level: Int[Array, ""]) -> Frame:
         """What probes at level m, at most `filled`, stay out of; without a copy of the basis."""
-        return Frame(self.vectors, *_frame(self, level))
+        # Compiled by itself only outside of a program: inside one, XLA 0.10.2 was seen to wait for
+        # ever where this was a call of its own (docs/design.md).
+        parts = _compiled_frame if is_concrete((self, level)) else _frame
+        return Frame(self.vectors, *parts(self, level))
 
     def trim(self) -> "KrylovBasis":
         """The same basis without its unfilled rows (outside `jit` only: shapes change)."""
@@ -136,7 +139,6 @@ class KrylovBasis(eqx.Module):
         )
 
 
-@eqx.filter_jit
 def _frame(basis: KrylovBasis, level: Array) -> tuple[Array, ...]:
     level = jnp.minimum(level, basis.filled)
     # q_{m+1} is a row of the basis if the run went on, else its `next_vector`; or zero.
@@ -146,6 +148,9 @@ def _frame(basis: KrylovBasis, level: Array) -> tuple[Array, ...]:
     unit = jnp.max(jnp.abs(basis.alpha))
     norm = jnp.max(jnp.abs(basis.alpha) + basis.beta, initial=0)
     return inside, boundary[None, :], level, level, norm, jnp.where(unit > 0, unit, 1)
+
+
+_compiled_frame = eqx.filter_jit(_frame)
 
 
 @eqx.filter_jit

@@ -103,7 +103,9 @@ class BlockKrylovBasis(eqx.Module):
 
     def frame(self, level: Int[Array, ""]) -> Frame:
         """What probes at level m, in blocks, stay out of; without a copy of the basis."""
-        return Frame(self.vectors, *_frame(self, level))
+        # As for `KrylovBasis.frame`.
+        parts = _compiled_frame if is_concrete((self, level)) else _frame
+        return Frame(self.vectors, *parts(self, level))
 
     def trim(self) -> "BlockKrylovBasis":
         """The same basis without its unfilled blocks (outside `jit` only: shapes change)."""
@@ -156,7 +158,6 @@ def block_lanczos(
     return continue_block_run(basis, operator, num_steps, driver=driver, progress=progress)
 
 
-@eqx.filter_jit
 def _frame(basis: BlockKrylovBasis, level: Array) -> tuple[Array, ...]:
     size, level = basis.block_size, jnp.minimum(level, basis.filled)
     inside = jnp.arange(basis.present.shape[0], dtype=jnp.int32) < level * size
@@ -167,6 +168,9 @@ def _frame(basis: BlockKrylovBasis, level: Array) -> tuple[Array, ...]:
     unit = jnp.max(jnp.abs(jnp.diagonal(basis.diagonal, axis1=1, axis2=2)))
     unit = jnp.where(unit > 0, unit, 1)
     return inside, boundary, level, basis.num_vectors(level), _norm_bound(basis), unit
+
+
+_compiled_frame = eqx.filter_jit(_frame)
 
 
 @eqx.filter_jit
