@@ -8,7 +8,7 @@ import pytest
 import scipy.optimize
 
 from pnkrylov import laplace
-from pnkrylov.errors import NotFiniteError
+from pnkrylov.errors import NotFiniteError, PnkrylovError
 
 N, FEATURES = 60, 6
 
@@ -101,4 +101,10 @@ def test_wrong_counts_are_named(options, message):
 def test_a_diverging_loss_is_refused():
     x, y = regression()
     with pytest.raises(NotFiniteError, match="loss of epoch"):
+        train(x, y, num_epochs=3, optimizer=optax.sgd(1e200))
+
+
+def test_targets_that_overflow_are_refused_before_training():
+    x, y = regression()
+    with pytest.raises(PnkrylovError, match="loss .* of example 0 is inf"):
         train(x, 1e200 * y, num_epochs=3)
