@@ -106,5 +106,5 @@ def test_a_diverging_loss_is_refused():
 
 def test_targets_that_overflow_are_refused_before_training():
     x, y = regression()
-    with pytest.raises(PnkrylovError, match="loss .* of example 0 is inf"):
+    with pytest.raises(PnkrylovError, match=r"loss .* of example 0 is inf"):
         train(x, 1e200 * y, num_epochs=3)
