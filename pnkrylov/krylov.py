@@ -157,6 +157,9 @@ def continue_run(
         TypeError, ValueError: `basis` is none, or A of another size or dtype; the total number of
             steps is no int from 1 to d, a limit no number of seconds, `driver` unknown, or the
             checkpoint of another run or damaged.
+
+    Source:
+        As `lanczos`.
     """
     if not isinstance(basis, KrylovBasis):
         raise TypeError(

@@ -114,9 +114,23 @@ def logdet(
     driver: Driver = "auto",
     progress: bool = False,
 ) -> Estimate:
-    """Estimates `log det A`; everything is as in `trace_inverse`.
+    """Estimates `log det A`.
 
-    Gauss quadrature bounds the logarithm from above. `rtol` is relative to `|log det A|`.
+    Gauss quadrature bounds the logarithm from above.
+
+    Args:
+        A: as in `trace_inverse`.
+        key: as in `trace_inverse`.
+        budget: as in `trace_inverse`.
+        rtol: as in `trace_inverse`, relative to `|log det A|`.
+        method: as in `trace_inverse`; only `"pslq"`, `"krylov-aware"` and `"slq"`.
+        probes: as in `trace_inverse`.
+        depth: as in `trace_inverse`.
+        lower_bound: as in `trace_inverse`.
+        preconditioner: as in `trace_inverse`.
+        like: as in `trace_inverse`.
+        driver: as in `trace_inverse`.
+        progress: as in `trace_inverse`.
 
     Returns:
         An `Estimate`, as `trace_inverse`.

@@ -53,6 +53,39 @@ FUNCTIONS = [(name, value) for name, value in EVERYTHING if inspect.isroutine(va
 CLASSES = [(name, value) for name, value in EVERYTHING if inspect.isclass(value)]
 
 
+# Functions that compute nothing of the method: files, pictures, bridges to other packages, checks,
+# and what any textbook has.
+WITHOUT_SOURCE = {
+    "pnkrylov.as_operator",
+    "pnkrylov.load",
+    "pnkrylov.gp.kernel_operator",
+    "pnkrylov.gp.load",
+    "pnkrylov.gp.save",
+    "pnkrylov.hmc.covariance_root",
+    "pnkrylov.interop.arviz.from_posterior",
+    "pnkrylov.interop.arviz.from_samples",
+    "pnkrylov.interop.arviz.import_arviz",
+    "pnkrylov.interop.blackjax.import_metrics",
+    "pnkrylov.interop.blackjax.inverse_mass_matrix",
+    "pnkrylov.interop.blackjax.metric",
+    "pnkrylov.interop.scipy.linear_operator",
+    "pnkrylov.laplace.load",
+    "pnkrylov.laplace.tune_by_validation",
+    "pnkrylov.plotting.calibration",
+    "pnkrylov.plotting.contraction",
+    "pnkrylov.plotting.quadrature",
+    "pnkrylov.plotting.reliability",
+    "pnkrylov.plotting.ritz_values",
+    "pnkrylov.plotting.sample_check",
+    "pnkrylov.plotting.spectrum",
+    "pnkrylov.plotting.two_variances",
+    "pnkrylov.preconditioners.check_preconditioner",
+    "pnkrylov.preconditioners.precondition",
+    "pnkrylov.sample_diagnostics.check_samples",
+    "pnkrylov.sample_diagnostics.mahalanobis",
+}
+
+
 def arguments_of(function):
     """Names of the arguments, without self and cls."""
     parameters = inspect.signature(function).parameters
@@ -87,16 +120,17 @@ def test_has_a_docstring_of_its_own(name, value):
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
 def test_functions_describe_arguments_errors_and_sources(name, function):
     text = inspect.getdoc(function) or ""
-    arguments = arguments_of(function)
     described = section(text, "Args") + section(text, "Attributes")
     missing = [
-        argument for argument in arguments if not re.search(rf"^ +\**{argument}\b", described, re.M)
+        argument
+        for argument in arguments_of(function)
+        if not re.search(rf"^ +\**{argument}\b", described, re.M)
     ]
-    # `As in f` for all arguments at once is a description, too.
-    if missing and not re.search(r"\b(as|As) (in )?`", text):
-        pytest.fail(f"{name}: not described under Args: {missing}")
-    if not re.search(r"^Raises:", text, re.M):
-        pytest.fail(f"{name}: no Raises section")
+    # `As in f` under Args, for all arguments at once, is a description, too.
+    assert not missing or re.search(r"\b[Aa]s (in )?`", described), f"not under Args: {missing}"
+    assert re.search(r"^Raises:", text, re.M), "no Raises section"
+    has_source = re.search(r"^Source:", text, re.M) is not None
+    assert has_source != (name in WITHOUT_SOURCE), "a source, or a reason to have none"
 
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])

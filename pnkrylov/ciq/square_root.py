@@ -113,6 +113,9 @@ def sqrt_matvec(
     Raises:
         TypeError: An argument is unknown.
         ToleranceNotMetError, ValueError: And the others of `inv_sqrt_matvec`.
+
+    Source:
+        As `inv_sqrt_matvec`: METHOD.md section 7.
     """
     return _on_trees(A, b, key, Options(forward=True, **options), throw)
 

@@ -88,6 +88,9 @@ def fit(
             no hyperparameter.
         NotFiniteError: as `condition`; the evidence of the first iteration is not finite.
         NotPositiveDefiniteError: as `condition`.
+
+    Source:
+        METHOD.md section 11.
     """
     check_positive_counts(num_iterations=num_iterations)
     check_counts(preconditioner_rank=preconditioner_rank)

@@ -130,6 +130,9 @@ def hessian(
         TypeError: As in `ggn`.
         NotFiniteError: As in `ggn`.
         TargetError: As in `ggn`.
+
+    Source:
+        METHOD.md section 9.
     """
     return _curvature(apply, params, data, ExactHessian(likelihood), batch_size, num_data, mask)
 
@@ -212,6 +215,9 @@ def empirical_fisher(
         TypeError: As in `ggn`.
         NotFiniteError: As in `ggn`.
         TargetError: As in `ggn`.
+
+    Source:
+        METHOD.md section 9.
     """
     return _curvature(apply, params, data, EmpiricalFisher(likelihood), batch_size, num_data, mask)
 
@@ -294,6 +300,9 @@ def loss(
         TypeError: As in `ggn`.
         NotFiniteError: As in `ggn`.
         TargetError: As in `ggn`.
+
+    Source:
+        METHOD.md section 9.
     """
     problem, batches = make_problem(
         apply, params, data, EmpiricalFisher(likelihood), batch_size, None
@@ -331,6 +340,9 @@ def gradient(
         TypeError: As in `ggn`.
         NotFiniteError: As in `ggn`.
         TargetError: As in `ggn`.
+
+    Source:
+        METHOD.md section 9.
     """
     problem, batches = make_problem(
         apply, params, data, EmpiricalFisher(likelihood), batch_size, mask

@@ -121,6 +121,9 @@ def choose_observations(
             N.
         NotFiniteError: A score is not finite.
         NotPositiveDefiniteError: A score is negative, or fewer than `count` are positive.
+
+    Source:
+        Ours (docs/design.md); the preconditioners of METHOD.md section 8 are built from the sample.
     """
     check_array(scores, "scores", "N")
     check_counts(count=count)

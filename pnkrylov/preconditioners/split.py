@@ -65,6 +65,11 @@ def precondition(operator: SPDOperator, preconditioner: Any) -> SPDOperator:
 def check_preconditioner(preconditioner: Any, size: int, dtype: np.dtype) -> None:
     """Refuses what is no preconditioner for an operator of this size and dtype.
 
+    Args:
+        preconditioner: What was passed.
+        size: Dimension d of the operator.
+        dtype: Its dtype.
+
     Raises:
         TypeError, ValueError, NotFiniteError: As in `precondition`.
     """
