@@ -17,6 +17,7 @@ import baselines  # noqa: E402
 import fashion_network  # noqa: E402
 import full_ggn  # noqa: E402
 import methods  # noqa: E402
+import prototypes  # noqa: E402
 import scores  # noqa: E402
 
 SIZE, CLASSES, SHIFT, KEY = 60, 4, 0.7, jax.random.key(3)
@@ -151,17 +152,17 @@ def test_a_run_from_all_eigenvectors_alike_measures_its_bulk():
     run = methods.KrylovRun(jnp.asarray(matrix), KEY, STEPS, basis=basis)
     trace = np.trace(np.linalg.inv(matrix + SHIFT * np.eye(SIZE)))
     expected = (trace - np.trace(run.inverse(20, SHIFT))) / (SIZE - 20)
-    close(methods.own_bulk(run, 20, SHIFT), expected, 1e-3)
-    found = methods.ours_without_probes(run, 20, SHIFT)
+    close(prototypes.own_bulk(run, 20, SHIFT), expected, 1e-3)
+    found = prototypes.ours_without_probes(run, 20, SHIFT)
     assert found.products == found.stored == 20
 
 
 def test_the_bulk_along_directions_is_theirs(rows, run, monkeypatch):
     """Against the dense complement; probes stop when a step changes them by 0.2 %."""
-    monkeypatch.setattr(methods, "ALONG_DEPTH", 12)
+    monkeypatch.setattr(prototypes, "ALONG_DEPTH", 12)
     matrix = rows.T @ rows + SHIFT * np.eye(SIZE)
     direction = (rows[2:14].sum(axis=0) + 0.1 * rows[30:].sum(axis=0))[None]
-    found = methods.ours_along(run, 22, SHIFT, direction)
+    found = prototypes.ours_along(run, 22, SHIFT, direction)
     basis = run.rows[:10]
     complement = np.linalg.svd(basis)[2][10:]
     inside = complement @ direction[0]
@@ -259,3 +260,21 @@ def test_the_full_ggn_is_accumulated_over_interruptions(tmp_path, monkeypatch):
     assert len(calls) == 4 + 4
     close(full_ggn.accumulate(params, images, tmp_path), expected, 1e-5)
     assert len(calls) == 8
+
+
+def test_a_run_from_given_directions_is_what_inverse_gives(rows):
+    """Its parts over the basis make up the covariance of the library's own call."""
+    jacobian = np.random.default_rng(4).standard_normal((20, SIZE))
+    directions = methods.principal_directions(jacobian, 6)
+    leading = np.linalg.svd(jacobian)[2][:6]
+    close(np.abs(np.sum(directions * leading, axis=1)), np.ones(6))
+    operator = pk.as_operator(jnp.asarray(rows.T @ rows))
+    total = 4 * methods.FROM_BLOCKS + methods.PROBE_DEPTH
+    found = methods.ours_from(operator, KEY, directions, total, SHIFT)
+    options = {"num_steps": 3, "lookahead": 1, "num_probes": 1, "probe_depth": 20}
+    belief = pk.inverse(
+        operator, key=KEY, shift=SHIFT, block_size=4, start=directions[:4],
+        check_symmetric=False, **options,
+    )  # fmt: skip
+    close(dense(found), np.asarray(belief.covariance.as_matrix()))
+    assert found.products == int(belief.stats.num_matvecs) <= total

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import methods
 import numpy as np
+import prototypes
 import scores
 from tqdm import tqdm
 
@@ -161,7 +162,7 @@ def krylov_jobs(run, seed, factor, shift, sizes, directions=None):
         own = {
             "sigma_m": partial(methods.sigma_m, run, size, shift),
             "ours": partial(methods.ours_budget, run, total, shift, num_probes=1),
-            "ours, no probes": partial(methods.ours_without_probes, run, total, shift),
+            "ours, no probes": partial(prototypes.ours_without_probes, run, total, shift),
             "ours, same run": partial(methods.ours, run, size, shift),
             "krylov + 1/lambda": partial(methods.krylov_shift, run, total, shift),
             "krylov + 1/lambda, s + 20": partial(methods.krylov_shift, run, ahead, shift),
@@ -176,7 +177,7 @@ def krylov_jobs(run, seed, factor, shift, sizes, directions=None):
                 "krylov alone, s + 20": partial(methods.krylov_shift, run, ahead, shift, rest=0.0),
             }
         if directions is not None:
-            own["ours, along"] = partial(methods.ours_along, run, total, shift, directions)
+            own["ours, along"] = partial(prototypes.ours_along, run, total, shift, directions)
         jobs |= {(name, factor, size, seed): make for name, make in own.items()}
     return jobs
 
