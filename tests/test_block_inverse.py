@@ -154,9 +154,10 @@ def test_traces_are_unbiased_under_jit_and_vmap():
     @eqx.filter_vmap
     def estimates(key):
         belief = inverse_block(matrix(), key=key, check_symmetric=False, **PARTIAL)
-        return belief.trace().value, belief.logdet().value
+        return belief, belief.trace().value, belief.logdet().value
 
-    traces, logdets = estimates(jax.random.split(KEY, 100))
+    beliefs, traces, logdets = estimates(jax.random.split(KEY, 100))
+    assert "blocks of 3" in str(beliefs)
     for found, exact in (
         (traces, np.trace(np.linalg.inv(matrix()))),
         (logdets, np.linalg.slogdet(matrix())[1]),

@@ -126,7 +126,10 @@ class BlockInverseBelief(GaussianBelief):
         )
 
     def __str__(self) -> str:
-        trace, stats = self.trace(), self.stats
+        trace_of = BlockInverseBelief.trace
+        for _ in range(self.mean_flat.ndim - 1):
+            trace_of = eqx.filter_vmap(trace_of)
+        trace, stats = trace_of(self), self.stats
         lines = [
             f"BlockInverseBelief about A^-1, d = {self.structure.size}, {self.structure.dtype}, "
             f"blocks of {self.run.basis.block_size}, layout {self.layout!r}",
@@ -225,8 +228,9 @@ def inverse_block(
                 f"probes and checks take {budget - steps}. Pass more, or a smaller block_size."
             )
         steps, ahead = steps // block_size, 0
-    starts = jax.random.normal(start_key, (block_size, size), dtype)
-    if start is not None:
+    if start is None:
+        starts = jax.random.normal(start_key, (block_size, size), dtype)
+    else:
         starts = _start_rows(operator, start, block_size)
     basis = continue_block_run(
         begin_block_run(starts), operator, steps + ahead, driver=driver, progress=progress
