@@ -231,7 +231,10 @@ def laid_out(basis: KrylovBasis, layout: NamedSharding | None) -> KrylovBasis:
 
 
 def step(operator: SPDOperator, basis: KrylovBasis, index: Int[Array, ""]) -> KrylovBasis:
-    """One Lanczos step: stores q_{index}, multiplies it, re-orthogonalises twice.
+    """One Lanczos step: stores q_{index}, multiplies it, orthogonalises the product.
+
+    The recurrence takes out the two components that are large, one Gram-Schmidt pass the rounding
+    that is left along every row: together two passes.
 
     A zero `next_vector` (after a breakdown) is a fixed point: it adds zero rows.
     """
@@ -239,14 +242,15 @@ def step(operator: SPDOperator, basis: KrylovBasis, index: Int[Array, ""]) -> Kr
     # Slices, not `at[...]`: on CPU a scatter inside a loop costs as much as a small product.
     vectors = jax.lax.dynamic_update_slice_in_dim(basis.vectors, current[None, :], index, axis=0)
     product = operator.mv(current)
-    first = jnp.matmul(vectors, product, precision=jax.lax.Precision.HIGHEST)
-    product = product - jnp.matmul(first, vectors, precision=jax.lax.Precision.HIGHEST)
-    second = jnp.matmul(vectors, product, precision=jax.lax.Precision.HIGHEST)
-    product = product - jnp.matmul(second, vectors, precision=jax.lax.Precision.HIGHEST)
-    alpha = _entry(first + second, index)
-    previous = jnp.where(
-        index > 0, _entry(basis.beta, jnp.maximum(index - 1, 0)), jnp.zeros_like(alpha)
-    )
+    last = jnp.maximum(index - 1, 0)
+    previous = jnp.where(index > 0, _entry(basis.beta, last), jnp.zeros_like(basis.start_norm))
+    # Read from the rows just written: XLA would copy the basis to keep the old ones.
+    product = product - previous * _entry(vectors, last)
+    alpha = jnp.matmul(current, product, precision=jax.lax.Precision.HIGHEST)
+    product = product - alpha * current
+    rest = jnp.matmul(vectors, product, precision=jax.lax.Precision.HIGHEST)
+    product = product - jnp.matmul(rest, vectors, precision=jax.lax.Precision.HIGHEST)
+    alpha = alpha + _entry(rest, index)
     # Row sums of T bound its norm from above within a factor 3; the largest seen so far stands in.
     operator_norm = jnp.maximum(
         jnp.max(jnp.abs(basis.alpha) + basis.beta), jnp.abs(alpha) + previous

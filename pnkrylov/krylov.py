@@ -79,7 +79,7 @@ def lanczos(
     checkpoint: str | os.PathLike | None = None,
     checkpoint_seconds: float = 60.0,
 ) -> KrylovBasis:
-    """Runs Lanczos with full re-orthogonalisation (two Gram-Schmidt passes per step).
+    """Runs Lanczos with full re-orthogonalisation.
 
     A breakdown (an invariant Krylov space) is not an error: the remaining rows stay zero.
 
@@ -109,7 +109,8 @@ def lanczos(
             another run or damaged.
 
     Source:
-        Lanczos 1950; two passes are enough: Giraud, Langou, Rozloznik and van den Eshof 2005.
+        Lanczos 1950; two passes, the first of which is the recurrence, are enough: Giraud, Langou,
+        Rozloznik and van den Eshof 2005.
     """
     operator = as_operator(A, like=start)
     flat = check_vector(operator, start, "start")

@@ -139,8 +139,8 @@ def block_lanczos(
             unknown.
 
     Source:
-        Golub and Underwood 1977; METHOD.md section 14. Gram-Schmidt against the basis, within the
-        block, and both once more: Barlow and Smoktunowicz 2013.
+        Golub and Underwood 1977; METHOD.md section 14. Gram-Schmidt by the recurrence, within the
+        block, against the basis and within the block once more: Barlow and Smoktunowicz 2013.
     """
     operator = as_operator(A)
     check_array(starts, "starts", "k", "d")
@@ -208,22 +208,28 @@ def block_step(
         basis.present, basis.next_present, index * size, axis=0
     )
     product = operator.block_mv(current)
-    first = jnp.matmul(product, vectors.T, precision=_HIGHEST)
-    product = product - jnp.matmul(first, vectors, precision=_HIGHEST)
-    operator_norm = jnp.maximum(_norm_bound(basis), _row_norms(basis, first, index))
+    # As in `basis.step`: the recurrence takes out what is large, one pass what rounding leaves.
+    before = jax.lax.dynamic_index_in_dim(basis.coupling, jnp.maximum(index - 1, 0), keepdims=False)
+    before = jnp.where(index > 0, before, 0)
+    last = jax.lax.dynamic_slice_in_dim(vectors, jnp.maximum(index - 1, 0) * size, size, axis=0)
+    product = product - jnp.matmul(before, last, precision=_HIGHEST)
+    diagonal = jnp.matmul(product, current.T, precision=_HIGHEST)
+    product = product - jnp.matmul(diagonal, current, precision=_HIGHEST)
+    row_sums = jnp.sum(jnp.abs(diagonal), axis=1) + jnp.sum(jnp.abs(before), axis=1)
+    operator_norm = jnp.maximum(_norm_bound(basis), jnp.max(row_sums))
     room = operator.size - jnp.sum(present, dtype=jnp.int32)
     # What is left below a few eps ||T|| is rounding.
     tolerance = 10 * jnp.finfo(product.dtype).eps * operator_norm
     rows, factor, _ = orthonormal_rows(product, jnp.full((size,), tolerance), room)
     # A small row of the product carries, once it is normalised, much rounding along the basis: the
-    # second pass is over the normalised rows.
-    second = jnp.matmul(rows, vectors.T, precision=_HIGHEST)
-    rows = rows - jnp.matmul(second, vectors, precision=_HIGHEST)
+    # pass is over the normalised rows.
+    rest = jnp.matmul(rows, vectors.T, precision=_HIGHEST)
+    rows = rows - jnp.matmul(rest, vectors, precision=_HIGHEST)
     kept = jnp.abs(jnp.diagonal(factor))
     tolerance = jnp.where(kept > 0, tolerance / jnp.where(kept > 0, kept, 1), 1)
     rows, again, kept = orthonormal_rows(rows, tolerance, room)
-    coefficients = first + jnp.matmul(factor, second, precision=_HIGHEST)
-    diagonal = jax.lax.dynamic_slice_in_dim(coefficients, index * size, size, axis=1)
+    rest = jax.lax.dynamic_slice_in_dim(rest, index * size, size, axis=1)
+    diagonal = diagonal + jnp.matmul(factor, rest, precision=_HIGHEST)
     diagonal = (diagonal + diagonal.T) / 2
     coupling = jnp.matmul(factor, again, precision=_HIGHEST).T
     return BlockKrylovBasis(
@@ -244,14 +250,6 @@ def _norm_bound(basis: BlockKrylovBasis) -> Array:
     """The largest absolute row sum of T so far: its norm, within a factor of a few sqrt(k)."""
     sums = jnp.sum(jnp.abs(basis.diagonal), axis=2) + jnp.sum(jnp.abs(basis.coupling), axis=1)
     return jnp.max(sums)
-
-
-def _row_norms(basis: BlockKrylovBasis, coefficients: Array, index: Array) -> Array:
-    size = basis.block_size
-    diagonal = jax.lax.dynamic_slice_in_dim(coefficients, index * size, size, axis=1)
-    before = jax.lax.dynamic_index_in_dim(basis.coupling, jnp.maximum(index - 1, 0), keepdims=False)
-    before = jnp.where(index > 0, before, 0)
-    return jnp.max(jnp.sum(jnp.abs(diagonal), axis=1) + jnp.sum(jnp.abs(before), axis=1))
 
 
 def continue_block_run(
