@@ -45,7 +45,7 @@ class SolveBelief(GaussianBelief):
         run: the run; other beliefs can be made of it without a product.
         rhs: `(d,)`, v.
         alpha: the shift: the belief is about `(A + alpha I)^-1 v`.
-        fixed_scale: nu where it was given, NaN where the look-ahead chooses it.
+        fixed_scale: nu where it was given, -1 where the look-ahead chooses it.
         lower_bound: a lower bound of the spectrum of A without shift, or None.
         from_rhs: whether the run was started at v.
     """

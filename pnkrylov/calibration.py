@@ -45,7 +45,7 @@ def calibrate_solve(
         run: the run; `run.level` is the level whose mean is reported.
         rhs: v.
         shift: alpha.
-        fixed_scale: nu, or NaN to let the look-ahead choose it (needs a run started at v).
+        fixed_scale: nu, or -1 to let the look-ahead choose it (needs a run started at v).
         lower_bound: a lower bound of the spectrum, without shift, or None.
         from_rhs: whether the run was started at v.
 
@@ -345,16 +345,17 @@ def _solve_scale(
 ) -> tuple[Array, SolveStats]:
     """sqrt(nu) and the predicted errors."""
     norm, unit = run.basis.start_norm, tridiagonal.unit
-    deviation = jnp.sqrt(fixed_scale)
+    free = fixed_scale < 0
+    deviation = jnp.sqrt(jnp.where(free, 0, fixed_scale))
     predicted = deviation * jnp.sqrt(trace)
-    upper, seen, energy = jnp.full_like(norm, jnp.inf), jnp.zeros_like(norm), predicted * jnp.nan
+    upper = energy = jnp.full_like(norm, jnp.inf)
+    seen = jnp.zeros_like(norm)
     sufficient = jnp.ones((), bool)
     if from_rhs:
         error_norm = jnp.hypot(norm * error.norm / unit, rounding)
         energy = norm * error.energy_norm / jnp.sqrt(unit)
         upper, seen, sufficient = norm * error.norm_upper / unit, error.seen(), error.sufficient()
         chosen = jnp.where(trace > 0, error_norm / jnp.sqrt(jnp.where(trace > 0, trace, 1)), 0)
-        free = jnp.isnan(fixed_scale)
         deviation = jnp.where(free, chosen, deviation)
         predicted = jnp.where(free, error_norm, predicted)
     stats = SolveStats(
@@ -385,7 +386,7 @@ def _stats(
         ritz_max=largest,
         residual_norm=run.basis.residual_norm(),
         kappa_s=bulk.kappa,
-        coupling_norm=jnp.where(boundary.exists, boundary.coupling_norm() / unit, jnp.nan),
+        coupling_norm=jnp.where(boundary.exists, boundary.coupling_norm() / unit, 0),
         bulk_variance=bulk.value / unit,
         bulk_standard_error=bulk.standard_error / unit,
         bulk_at_floor=bulk.at_floor,

@@ -106,7 +106,7 @@ def regime(belief: SolveBelief | InverseBelief, damping: float | None = None) ->
     if isinstance(belief, InverseBelief) and belief.layout != "paper":
         level = calibrate_inverse(belief.run, belief.mean_flat, belief.alpha, "paper").stats
     omega, kappa = float(stats.bulk_variance), float(stats.kappa_s)
-    coupling = float(jnp.nan_to_num(stats.coupling_norm))
+    coupling = float(stats.coupling_norm)
     report = RegimeReport(
         num_directions=int(belief.covariance.bulk_dimension()),
         kappa_s=kappa,
@@ -137,7 +137,7 @@ def _verdict(report: RegimeReport, belief: SolveBelief | InverseBelief) -> str:
     stats, kappa = belief.stats, report.kappa_s
     # A scale from the look-ahead makes up for what probes would tell.
     scale = None
-    if isinstance(belief, SolveBelief) and bool(jnp.isnan(belief.fixed_scale)):
+    if isinstance(belief, SolveBelief) and bool(belief.fixed_scale < 0):
         scale = belief.error
     if report.num_directions == 0 or (scale is not None and bool(scale.scale == 0)):
         return "Exact: the run left nothing unresolved."

@@ -43,7 +43,7 @@ class Run(eqx.Module):
         basis: the Lanczos basis, look-ahead included, of the unshifted operator.
         level: m, where the look-ahead begins and where the probes were projected.
         probes: random probes in the complement of level m, or None.
-        asymmetry: what the symmetry probe measured, or NaN.
+        asymmetry: what the symmetry probe measured, or -1.
         num_matvecs: all products that were spent.
         structure: the user's vectors.
         preconditioner: P if the run was on `P^-1/2 A P^-1/2`, or None.
@@ -204,16 +204,18 @@ def finish(belief: Any, *, throw: bool) -> Any:
     names = [
         name for name in ("mean_flat", "covariance", "alpha", "error") if hasattr(belief, name)
     ]
-    hidden = {name: jax.tree.map(hide, getattr(belief, name)) for name in names}
+    # Who looks for NaN by jax_debug_nans asked for a result code here, not for an exception.
+    with jax.debug_nans(False):
+        hidden = {name: jax.tree.map(hide, getattr(belief, name)) for name in names}
     return dataclasses.replace(belief, **hidden)
 
 
 def probe_symmetry(
     operator: SPDOperator, key: PRNGKeyArray, *, wanted: bool
 ) -> tuple[Float[Array, ""], int]:
-    """The asymmetry that two products show (NaN if not wanted), and the products spent."""
+    """The asymmetry that two products show (-1 if not wanted), and the products spent."""
     if not wanted:
-        return jnp.asarray(jnp.nan, operator.dtype), 0
+        return jnp.asarray(-1, operator.dtype), 0
     return _asymmetry(operator, key), 2
 
 

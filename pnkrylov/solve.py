@@ -215,7 +215,7 @@ def _fixed_scale(scale: Any, from_rhs: bool, dtype: Any) -> Float[Array, ""]:
                 "scale='lookahead' needs a run that starts at v: leave start=None, or use "
                 "scale='prior' (calibrated for a start independent of v) or a number."
             )
-        return jnp.asarray(jnp.nan, dtype)
+        return jnp.asarray(-1, dtype)
     fixed = scalar(scale, "scale", dtype)
     if is_concrete(fixed) and not float(fixed) >= 0:
         raise ValueError(f"scale={float(fixed)} must not be negative or NaN.")

@@ -23,11 +23,11 @@ class Stats(eqx.Module):
         ritz_min, ritz_max: extreme Ritz values of the main run (shift included).
         residual_norm: the coupling beta at the end of the run.
         kappa_s: condition number of the Schur complement S, from Ritz values (an estimate).
-        coupling_norm: `||c||`, a lower bound of `||Sigma_m - A^-1||_2`; NaN without coupling.
+        coupling_norm: `||c||`, a lower bound of `||Sigma_m - A^-1||_2`; 0 without coupling.
         bulk_variance: omega.
         bulk_standard_error: its standard error; infinite if no probe measured it.
         bulk_at_floor: whether omega had to be clipped at the provable floor.
-        asymmetry: what the symmetry probe measured; NaN if it was switched off.
+        asymmetry: what the symmetry probe measured; -1 if it was switched off.
         driver: which loop ran.
     """
 
@@ -72,12 +72,12 @@ class SolveStats(eqx.Module):
 
     Attributes:
         error_norm: predicted `||x - mean||_2`.
-        energy_norm: predicted `||x - mean||_A`.
+        energy_norm: predicted `||x - mean||_A`; infinite where the run did not start at v.
         error_norm_upper: proven upper bound of `||x - mean||_2`; infinite without `lower_bound`.
         seen: share of the squared error that look-ahead steps showed; the rest is extrapolated.
         sufficient: whether the look-ahead saw what it needs.
         scale: the factor nu of the covariance (2-norm).
-        energy_scale: the factor that the A-norm would give.
+        energy_scale: the factor that the A-norm would give; infinite like `energy_norm`.
     """
 
     error_norm: Float[Array, "..."]

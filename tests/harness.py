@@ -99,7 +99,7 @@ def make_run(basis, level, probes=None):
         basis=basis,
         level=jnp.asarray(level, jnp.int32),
         probes=probes,
-        asymmetry=jnp.asarray(jnp.nan, basis.dtype),
+        asymmetry=jnp.asarray(-1, basis.dtype),
         num_matvecs=jnp.asarray(0, jnp.int32),
         structure=VectorStructure.flat(basis.size, basis.dtype),
     )

@@ -37,7 +37,7 @@ def complete(kind, dtype="float64"):
     return BlockRun(
         basis=run,
         level=level,
-        asymmetry=jnp.asarray(jnp.nan, dtype),
+        asymmetry=jnp.asarray(-1, dtype),
         num_matvecs=jnp.asarray(COUNT * BLOCKS, jnp.int32),
         structure=operator.structure,
         probes=run_probes(operator, run, level, KEY, SIZE, SIZE),
@@ -183,7 +183,6 @@ def test_a_budget_is_spent_and_not_exceeded():
             "leading axis of length block_size=2",
         ),
         ({"block_size": 2, "start": jnp.ones((2, 23))}, ValueError, "start.*23"),
-        ({"block_size": 2, "max_seconds": 1.0}, ValueError, "max_seconds=1.0 is for runs of"),
         ({"block_size": 9, "budget": 12}, ValueError, "budget=12 is too small"),
         ({"block_size": 2, "layout": "other"}, ValueError, "layout='other' is unknown"),
         ({"block_size": 2, "num_steps": 25}, ValueError, "num_steps=25"),
@@ -196,9 +195,7 @@ def test_what_is_refused(options, error, message):
         pk.inverse(matrix(), **({"key": KEY} | options))
 
 
-def test_failures_raise_or_carry_a_code(tmp_path):
-    with pytest.raises(ValueError, match="cannot be saved"):
-        partial().save(tmp_path / "belief")
+def test_failures_raise_or_carry_a_code():
     with pytest.raises(pk.NotPositiveDefiniteError, match="Ritz value"):
         partial().shift(-200.0)
     failed = pk.inverse(-matrix(), key=KEY, throw=False, **PARTIAL)

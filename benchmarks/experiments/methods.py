@@ -210,7 +210,7 @@ class KrylovRun:
             basis=basis,
             level=jnp.asarray(level, jnp.int32),
             probes=probes,
-            asymmetry=jnp.asarray(jnp.nan, basis.dtype),
+            asymmetry=jnp.asarray(-1, basis.dtype),
             num_matvecs=length + probes.num_probes * probes.steps,
             structure=self.operator.structure,
         )

@@ -163,7 +163,7 @@ def block_stats(
         ritz_max=ritz_range[1],
         residual_norm=basis.residual_norm(),
         kappa_s=bulk.kappa,
-        coupling_norm=jnp.where(coupling.exists, coupling.norm() / unit, jnp.nan),
+        coupling_norm=jnp.where(coupling.exists, coupling.norm() / unit, 0),
         bulk_variance=bulk.value / unit,
         bulk_standard_error=bulk.standard_error / unit,
         bulk_at_floor=bulk.at_floor,

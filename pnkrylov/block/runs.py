@@ -27,7 +27,7 @@ class BlockRun(eqx.Module):
     Attributes:
         basis: the basis, look-ahead included, of the unshifted operator.
         level: m, in blocks, where the look-ahead begins.
-        asymmetry: what the symmetry probe measured, or NaN.
+        asymmetry: what the symmetry probe measured, or -1.
         num_matvecs: all products that were spent, k for each step.
         structure: one of the user's vectors.
         probes: random probes of the complement at level m, or None.

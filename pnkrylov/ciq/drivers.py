@@ -312,8 +312,11 @@ def _ciq_solution(
 def _unsolved(rows: Array, bounds: SpectralBounds, spent: Array) -> SquareRootSolution:
     num_rhs, yes = rows.shape[0], jnp.asarray(True)
     finite = jnp.isfinite(bounds.ritz_max) & jnp.isfinite(bounds.ritz_min)
+    # What comes is an error of our own, or a result code: not one of jax_debug_nans.
+    with jax.debug_nans(False):
+        nothing = jnp.full_like(rows, jnp.nan)
     return SquareRootSolution(
-        value=jnp.full_like(rows, jnp.nan),
+        value=nothing,
         error_bound=jnp.full((num_rhs,), jnp.inf, rows.dtype),
         rounding=attainable(bounds),
         converged=jnp.zeros((num_rhs,), bool),

@@ -125,8 +125,9 @@ def _on_trees(
 ) -> SquareRootSolution:
     operator, rows, unravel = _as_rows(A, b)
     solution = square_root_rows(operator, rows, key, options)
-    solution = eqx.tree_at(lambda s: s.value, solution, unravel(solution.value))
-    return raise_unless_successful(solution, options.rtol) if throw else solution
+    if throw:
+        solution = raise_unless_successful(solution, options.rtol)
+    return eqx.tree_at(lambda s: s.value, solution, unravel(solution.value))
 
 
 def square_root_rows(

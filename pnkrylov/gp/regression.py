@@ -336,7 +336,7 @@ def condition(
         basis=basis,
         level=jnp.asarray(level, jnp.int32),
         probes=None,
-        asymmetry=jnp.asarray(jnp.nan, operator.dtype),
+        asymmetry=jnp.asarray(-1, operator.dtype),
         num_matvecs=jnp.asarray(basis.num_rows, jnp.int32),
         structure=operator.structure,
         preconditioner=preconditioner,

@@ -82,7 +82,7 @@ def _ratio(later: Array, earlier: Array) -> Float[Array, ""]:
 def _geometric_tail(later: Array, ratio: Array, limit: float) -> Float[Array, ""]:
     safe = jnp.minimum(ratio, limit - 1e-3)
     tail = later * safe / (1 - safe)
-    endless = jnp.where(later == 0, 0, jnp.sign(later) * jnp.inf)
+    endless = jnp.where(later == 0, 0, jnp.copysign(jnp.inf, later))
     return jnp.where(ratio < limit, tail, endless)
 
 
