@@ -5,8 +5,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from tqdm import tqdm
 
-from pnkrylov.traces.multilevel import Convergence, gauss_at, probe_convergence, radau_node
-from pnkrylov.traces.probes import NestedProbes
+from pnkrylov.traces.multilevel import Convergence, GaussForms, radau_node
+from pnkrylov.traces.probes import NestedProbes, block_sizes
 from pnkrylov.traces.quadrature import SpectralFunction, radau
 
 _PILOT = 8
@@ -49,19 +49,20 @@ def _pilot(
     probes.add(key, first)
     counts: list[int] = []
     spreads: list[float] = []
-    forms = [(np.arange(first), np.zeros(first))]
+    forms = GaussForms(f, probes)
     while (count := min(count, budget - probes.num_matvecs)) >= 1:
         probes.advance(count)
         bar.update(count)
         counts.append(count)
         depth = len(counts)
-        forms.append(gauss_at(f, probes, depth))
-        added = forms[-1][1] - forms[-2][1][: len(forms[-1][1])]
+        added = forms.at(depth)[1]
+        if depth > 1:
+            added = added - forms.at(depth - 1)[1][: len(added)]
         last = spreads[-1] if spreads else 0.0
         spreads.append(float(np.std(added, ddof=1)) if count > 1 else last)
         if depth < 3:
             continue
-        limit = probe_convergence(f, probes, depth)
+        limit = forms.convergence(depth)
         if abs(limit.change) <= _BIAS_SHARE * _error_to_come(spreads, budget, probes):
             break
         count = _fewer(first, count, spreads, limit, budget, probes, depth)
@@ -96,7 +97,7 @@ def _fewer(
         steps = width * np.log(abs(limit.change) / goal) / -np.log(limit.ratio)
         affordable = max(int(left / max(steps, 1.0)), 1)
     noisy = int(np.ceil(1.5 * first * spreads[-1] / spreads[0])) if spreads[0] else 1
-    return max(min(count, max(noisy, 2), affordable), 1)
+    return max(_rounded(min(count, max(noisy, 2), affordable)), 1)
 
 
 def _fill(
@@ -123,16 +124,20 @@ def _fill(
         more = _rounded(int(wanted[level]) - counts[level])
         deeper.append(min(more, deeper[-1]) if deeper else more)
     room = probes.dimension - probes.num_probes if probes.kind == "sphere" else left
-    shallow = min(_rounded(left - sum(deeper)), room)
-    if shallow == 0:
+    shallow = min(left - sum(deeper), room)
+    sizes = block_sizes(shallow)
+    if not sizes:
         return
-    probes.add(key, shallow)
-    for count in [shallow, *deeper]:
-        count = min(count, shallow)
-        if count == 0:
-            break
-        probes.advance(count)
-        bar.update(count)
+    probes.add(key, *sizes)
+    # Only the probes of the first block, the largest, go deeper.
+    for block, size in enumerate(sizes, start=-len(sizes)):
+        for count in [size, *deeper]:
+            count = min(count, size)
+            if count == 0:
+                break
+            probes.advance(count, block)
+            bar.update(count)
+        deeper = []
 
 
 def _final_spreads(
@@ -179,8 +184,5 @@ def _allocate(counts: np.ndarray, spreads: np.ndarray, left: int, dimension: int
 
 
 def _rounded(count: int) -> int:
-    """Down to few distinct block sizes: every size is compiled once."""
-    if count <= 8:
-        return max(int(count), 0)
-    unit = 2 if count <= 32 else 4 if count <= 64 else 8
-    return int(count) // unit * unit
+    """Down to a size that a block may have."""
+    return block_sizes(count)[0] if count > 0 else 0

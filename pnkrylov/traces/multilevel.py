@@ -5,7 +5,6 @@ product each; the corrections vary little, so few deep probes suffice for them.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -118,18 +117,37 @@ def multilevel_mean(
     return ProbeMean(
         value=value,
         variance=_variance(f, probes, increments, members, value),
-        convergence=probe_convergence(f, probes, levels[-1]),
+        convergence=GaussForms(f, probes).convergence(levels[-1]),
         gauss=value + short,
         opposite=opposite,
     )
 
 
-def gauss_at(
-    f: SpectralFunction, probes: NestedProbes, depth: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the probes that reached `depth`, and their weighted Gauss forms there."""
-    which = np.flatnonzero(probes.reached(depth))
-    return which, probes.weights[which] * gauss(f, *probes.tridiagonals(which, depth))
+class GaussForms:
+    """Weighted Gauss forms of f at every depth, each computed once.
+
+    Valid while the probes only go deeper: a new block of probes needs a new object.
+    """
+
+    def __init__(self, f: SpectralFunction, probes: NestedProbes):
+        self.f, self._probes = f, probes
+        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        # Gauss quadrature of log x converges at the rate of 1/x in the end, since both are singular
+        # at 0, but starts faster: the changes of 1/x tell when that end is reached.
+        self._inverse = GaussForms(INVERSE, probes) if f.kind == "log" else None
+
+    def at(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the probes that reached `depth`, and their forms there."""
+        if depth not in self._known:
+            which = np.flatnonzero(self._probes.reached(depth))
+            values = gauss(self.f, *self._probes.tridiagonals(which, depth))
+            self._known[depth] = which, self._probes.weights[which] * values
+        return self._known[depth]
+
+    def convergence(self, depth: int) -> Convergence:
+        """How far the forms at `depth` are from their limit."""
+        least = 0.0 if self._inverse is None else self._inverse.convergence(depth).ratio
+        return convergence(depth, self.at, least)
 
 
 def convergence(
@@ -160,18 +178,6 @@ def convergence(
         over_halves = _geometric_tail(second, abs(second / first) if first else np.inf, 1.0)
         bound = change if abs(change) > abs(over_halves) else over_halves
     return Convergence(change, bound, ratio)
-
-
-def probe_convergence(f: SpectralFunction, probes: NestedProbes, depth: int) -> Convergence:
-    """Convergence of the forms of f at `depth`.
-
-    Gauss quadrature of log x converges at the rate of 1/x in the end, since both are singular at
-    0, but starts faster: the changes of 1/x tell when that end is reached.
-    """
-    least = 0.0
-    if f.kind == "log":
-        least = convergence(depth, functools.partial(gauss_at, INVERSE, probes)).ratio
-    return convergence(depth, functools.partial(gauss_at, f, probes), least)
 
 
 def _mean_change(

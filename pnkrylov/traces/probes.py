@@ -102,12 +102,13 @@ class NestedProbes:
             squares = np.asarray(squares, np.float64)
             scatter = np.var(squares, ddof=1) / np.mean(squares) ** 2
             self.effective_dimension = float(np.clip(2 / scatter, 1, self.dimension))
+        # What was drawn, which later starts stay orthogonal to.
         self._starts = jnp.zeros((0, operator.size), operator.dtype)
         # Blocks of rows (current, previous) and the first row of each; rows move on together.
         self._blocks: list[tuple[int, Array, Array]] = []
         self._boundary = boundary
-        # Of the newest block: what may be left along `projected` in the current and the previous
-        # rows, and the factor by which a step magnifies it.
+        # Of the block in progress: what may be left along `projected` in the current and the
+        # previous rows, and the factor by which a step magnifies it.
         self._losses, self._growth = (0.0, 0.0), 0.0
 
     @property
@@ -115,28 +116,44 @@ class NestedProbes:
         """Number of probes N."""
         return len(self.depths)
 
-    def add(self, key: PRNGKeyArray, count: int) -> None:
-        """Draws `count` more starts; no product is spent. At most D in total for `"sphere"`."""
+    def add(self, key: PRNGKeyArray, *sizes: int) -> None:
+        """Draws more starts, blocks of these sizes; no product is spent.
+
+        At most D in total for `"sphere"`.
+        """
+        count = sum(sizes)
+        # Starts cost nothing: as many are drawn as a program is likely to exist for.
+        drawn = count if block_sizes(count) == [count] else block_sizes(2 * count)[0]
         if self.kind == "sphere":
-            rows = _orthonormal(key, self._deflated, self._starts, count)
-            self._starts = jnp.concatenate([self._starts, rows])
+            drawn = min(drawn, self.dimension - self.num_probes)
+            rows = _orthonormal(key, self._deflated, self._starts, drawn)
             weights = np.ones(count)
         else:
             gaussian = self.kind == "gaussian"
-            rows, squares = _independent(key, self._deflated, count, gaussian, self._preconditioner)
-            weights = np.asarray(squares, np.float64) / self.dimension
-        self._blocks.append((self.num_probes, rows, jnp.zeros_like(rows)))
-        self._losses, self._growth = (float(jnp.finfo(rows.dtype).eps), 0.0), 0.0
+            rows, squares = _independent(key, self._deflated, drawn, gaussian, self._preconditioner)
+            weights = np.asarray(squares, np.float64)[:count] / self.dimension
+        first = 0
+        for size in sizes:
+            block = rows[first : first + size]
+            self._blocks.append((self.num_probes + first, block, jnp.zeros_like(block)))
+            first += size
+        if self.kind == "sphere":
+            self._starts = jnp.concatenate([self._starts, rows[:count]])
         self.depths = np.concatenate([self.depths, np.zeros(count, int)])
         self.weights = np.concatenate([self.weights, weights])
         self.alpha = _padded(self.alpha, self.num_probes, self.alpha.shape[1])
         self.beta = _padded(self.beta, self.num_probes, self.beta.shape[1])
 
-    def advance(self, count: int) -> None:
-        """One step of the first `count` probes of the newest block, by one block product."""
-        first, current, previous = self._blocks[-1]
+    def advance(self, count: int, block: int = -1) -> None:
+        """One step of the first `count` probes of a block, by one block product.
+
+        A block takes all its steps before another one does; by default it is the newest.
+        """
+        first, current, previous = self._blocks[block]
         rows = slice(first, first + count)
         depth = int(self.depths[first])
+        if depth == 0:
+            self._losses, self._growth = (float(jnp.finfo(current.dtype).eps), 0.0), 0.0
         if depth == self.alpha.shape[1]:
             self.alpha = _padded(self.alpha, self.num_probes, max(2 * depth, 4))
             self.beta = _padded(self.beta, self.num_probes, max(2 * depth, 4))
@@ -155,7 +172,7 @@ class NestedProbes:
         self.alpha[rows, depth] = np.asarray(alpha, np.float64)
         self.beta[rows, depth] = np.asarray(beta, np.float64)
         self.depths[rows] += 1
-        self._blocks[-1] = (first, following, current)
+        self._blocks[block] = (first, following, current)
         self.num_matvecs += count
         if self._boundary is not None:
             eps = float(jnp.finfo(current.dtype).eps)
@@ -190,6 +207,20 @@ class NestedProbes:
     ) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
         """Diagonals and couplings of some probes, cut at `depth`."""
         return self.alpha[which, :depth], self.beta[which, :depth]
+
+
+def block_sizes(count: int) -> list[int]:
+    """`count` as a sum of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., the largest first.
+
+    Every size of a block is compiled once, for seconds where the product is a network's: so few
+    serve all budgets.
+    """
+    sizes: list[int] = []
+    while count > 0:
+        power = 1 << (count.bit_length() - 1)
+        sizes.append(power + power // 2 if count >= power + power // 2 else power)
+        count -= sizes[-1]
+    return sizes
 
 
 def _padded(matrix: np.ndarray, rows: int, columns: int) -> np.ndarray:
