@@ -247,7 +247,7 @@ def run_probes(
         while int(state.steps) < depth and not bool(state.change < tolerance):
             if interrupt.requested and int(state.steps) > 0:
                 break
-            state = jax.block_until_ready(_advance_once((operator, frame), state))
+            state = _advance_once(operator, frame, state)
             bar.update()
     return state.closed()
 
@@ -370,7 +370,20 @@ def _advance(operator: SPDOperator, frame: Frame, state: _ProbeState, tolerance:
     return state.closed()
 
 
-# The state is updated in place.
+def _advance_once(operator: SPDOperator, frame: Frame, state: _ProbeState) -> _ProbeState:
+    previous, current, probes, rest = jax.block_until_ready(_in_place((operator, frame), state))
+    return _ProbeState(probes, current, previous, *rest)
+
+
 @eqx.filter_jit(donate="all-except-first")
-def _advance_once(fixed: tuple[SPDOperator, Frame], state: _ProbeState) -> _ProbeState:
-    return _probe_step(*fixed, state)
+def _in_place(
+    fixed: tuple[SPDOperator, Frame], state: _ProbeState
+) -> tuple[Array, Array, Probes, tuple[Array, ...]]:
+    """A step that takes no memory for its result.
+
+    Results get the memory of the arguments of their shape, in order. `previous` comes first, so
+    that the rows which were the current ones stay where they are.
+    """
+    state = _probe_step(*fixed, state)
+    rest = (state.steps, state.shift, state.form, state.change)
+    return state.previous, state.current, state.probes, rest
