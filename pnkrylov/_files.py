@@ -3,6 +3,7 @@
 import os
 import pathlib
 import secrets
+import zipfile
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,7 +26,11 @@ def write_atomically(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) 
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         with open(draft, "xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore
+            # Not np.savez: before NumPy 2.1 it cannot be told to refuse pickles.
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)

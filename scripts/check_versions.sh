@@ -9,9 +9,10 @@ newer=${2:-python3.13}
 folder=${VERSIONS_FOLDER:-build/versions}
 
 # What the subset needs besides the package itself.
-TOOLS=(pytest pytest-xdist hypothesis beartype matplotlib optax)
+TOOLS=(pytest pytest-xdist hypothesis beartype matplotlib optax arviz)
 TESTS=(tests/test_operators.py tests/test_tridiagonal.py tests/test_bad_input.py tests/test_storage.py
-  tests/test_ciq_quadrature.py tests/test_preconditioner_diagonals.py tests/test_laplace_likelihoods.py)
+  tests/test_ciq_quadrature.py tests/test_preconditioner_diagonals.py tests/test_laplace_likelihoods.py
+  tests/test_krylov.py tests/test_beliefs.py tests/test_interop_arviz.py)
 
 # "name==version" for every "name>=version" of the dependencies.
 lowest_pins() {
@@ -30,7 +31,7 @@ check() { # name, python, then what to install
   shift 2
   echo "==> $name: $("$python" --version)"
   test -x "$folder/$name/bin/python" || "$python" -m venv "$folder/$name"
-  "$folder/$name/bin/pip" install --quiet --disable-pip-version-check -e . "${TOOLS[@]}" "$@"
+  "$folder/$name/bin/python" -m pip install --quiet --disable-pip-version-check -e . "${TOOLS[@]}" "$@"
   "$folder/$name/bin/pip" freeze | grep -iE '^(jax|jaxlib|equinox|lineax|jaxtyping|numpy|scipy)=='
   "$folder/$name/bin/python" -m pnkrylov
   "$folder/$name/bin/python" -m pytest -q -n 0 "${TESTS[@]}"

@@ -87,7 +87,8 @@ def from_samples(
         "inference_library_version": sys.modules["pnkrylov"].__version__,
     }
     options = {"dims": dims, "coords": coords}
-    if hasattr(arviz, "InferenceData"):
+    # Not by hasattr: arviz 1 warns when it is asked for InferenceData.
+    if int(arviz.__version__.split(".")[0]) < 1:
         return arviz.from_dict(posterior=chains, posterior_attrs=attributes, **options)
     return arviz.from_dict({"posterior": chains}, attrs={"posterior": attributes}, **options)
 
