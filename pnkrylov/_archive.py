@@ -11,7 +11,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,43 @@ FORMAT = "pnkrylov belief"
 VERSION = 1
 
 _HEADER = "header"
-_BASIS = ("vectors", "alpha", "beta", "next_vector", "filled", "start_norm")
+# The fields of a basis by the name of its class, which the header tells.
+_BASES = {
+    "KrylovBasis": ("vectors", "alpha", "beta", "next_vector", "filled", "start_norm"),
+    "BlockKrylovBasis": (
+        "vectors",
+        "present",
+        "diagonal",
+        "coupling",
+        "next_block",
+        "next_present",
+        "filled",
+        "start_coordinates",
+        "start_norms",
+    ),
+}
 _PROBES = ("alpha", "beta", "valid", "level", "dimension", "steps")
 _RUN = ("level", "asymmetry", "num_matvecs")
+
+
+@runtime_checkable
+class SavedRun(Protocol):
+    """A run, of single vectors or of blocks, as far as files know it."""
+
+    @property
+    def basis(self) -> Any:
+        """Its basis."""
+        ...
+
+    @property
+    def probes(self) -> Probes | None:
+        """Its probes."""
+        ...
+
+    @property
+    def structure(self) -> VectorStructure:
+        """The user's vectors."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +93,27 @@ class Archive:
 
     def run(self, arrays: Mapping[str, Array]) -> Run:
         """The run of one belief; `arrays` are those of the file, without batch axes."""
+        return Run(**self.parts(arrays, KrylovBasis))
+
+    def parts(self, arrays: Mapping[str, Array], basis: type) -> dict[str, Any]:
+        """What a run is made of, its basis of the given class."""
 
         def group(prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
             return {name: arrays[f"{prefix}.{name}"] for name in names}
 
-        probes = Probes(**group("probes", _PROBES)) if "probes.alpha" in arrays else None
-        return Run(
-            basis=KrylovBasis(**group("basis", _BASIS), driver=self.driver),
-            probes=probes,
-            structure=self.structure,
+        fields = group("basis", _BASES[basis.__name__])
+        return {
+            "basis": basis(**fields, driver=self.driver),
+            "probes": Probes(**group("probes", _PROBES)) if "probes.alpha" in arrays else None,
+            "structure": self.structure,
             **group("run", _RUN),
-        )
+        }
 
 
 def write(
     path: str | os.PathLike,
     class_name: str,
-    run: Run,
+    run: SavedRun,
     fields: Mapping[str, Array | None],
     static: Mapping[str, Any],
 ) -> None:
@@ -93,7 +131,7 @@ def write(
             run was preconditioned.
         FileNotFoundError: the folder does not exist.
     """
-    if run.preconditioner is not None:
+    if getattr(run, "preconditioner", None) is not None:
         raise ValueError(
             f"save cannot write the preconditioner of this {class_name}: keep what built it, and "
             "run again; or save a belief made without preconditioner=."
@@ -112,6 +150,7 @@ def write(
         "library": sys.modules["pnkrylov"].__version__,
         "class": class_name,
         "dtype": run.basis.dtype.name,
+        "basis": type(run.basis).__name__,
         "driver": run.basis.driver,
         "static": dict(static),
         "structure": _describe_structure(run.structure),
@@ -138,11 +177,13 @@ def read(path: str | os.PathLike, *, like: PyTree | None) -> Archive:
         class_name, driver = str(header["class"]), str(header["driver"])
         dtype = jnp.dtype(header["dtype"])
         static, saved = dict(header["static"]), list(header["structure"])
+        # Files from before there were block beliefs name none.
+        names = _BASES[header.get("basis", "KrylovBasis")]
         leaves = [(str(p), tuple(map(int, s)), jnp.dtype(d)) for p, s, d in saved]
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"its header cannot be read ({error!r})") from error
     structure = _restore_structure(path, leaves, like)
-    missing = {f"basis.{name}" for name in _BASIS} | {f"run.{name}" for name in _RUN}
+    missing = {f"basis.{name}" for name in names} | {f"run.{name}" for name in _RUN}
     if any(name.startswith("probes.") for name in arrays):
         missing |= {f"probes.{name}" for name in _PROBES}
     missing -= set(arrays)
@@ -170,8 +211,9 @@ def damaged(path: str | os.PathLike, what: str) -> ValueError:
     )
 
 
-def _run_arrays(run: Run) -> dict[str, Array]:
-    arrays = {f"basis.{name}": getattr(run.basis, name) for name in _BASIS}
+def _run_arrays(run: SavedRun) -> dict[str, Array]:
+    names = _BASES[type(run.basis).__name__]
+    arrays = {f"basis.{name}": getattr(run.basis, name) for name in names}
     arrays |= {f"run.{name}": getattr(run, name) for name in _RUN}
     if run.probes is not None:
         arrays |= {f"probes.{name}": getattr(run.probes, name) for name in _PROBES}
@@ -256,7 +298,7 @@ def _read_file(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.nd
 def _reading(path: str | os.PathLike):
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise damaged(path, f"it cannot be read to its end ({error})") from error
 
 

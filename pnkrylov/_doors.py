@@ -4,10 +4,14 @@ from typing import Any, Literal
 
 from jaxtyping import PRNGKeyArray
 
+from pnkrylov._archive import SavedRun
 from pnkrylov.basis import is_concrete
 from pnkrylov.operators import SPDOperator, as_operator
 from pnkrylov.preconditioners import Preconditioner, precondition
 from pnkrylov.runs import Run
+
+# After a refinement, probes of an older level are kept while they know omega this well.
+KEEP_PROBES = 0.05
 
 
 def require_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
@@ -44,9 +48,11 @@ def require_plain(run: Run) -> None:
         )
 
 
-def same_operator(A: Any, run: Run) -> SPDOperator:
+def same_operator(A: Any, run: SavedRun) -> SPDOperator:
     """The operator that a run goes on with, preconditioned like it; not under `jit`."""
-    operator = precondition(as_operator(A, like=run.structure.tree), run.preconditioner)
+    # Block runs have no preconditioner.
+    preconditioner = getattr(run, "preconditioner", None)
+    operator = precondition(as_operator(A, like=run.structure.tree), preconditioner)
     if not is_concrete((operator, run)):
         raise ValueError(
             "refine changes shapes with the values of the run, so it cannot be traced: call it "

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import sparse as jsparse
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
@@ -202,11 +203,15 @@ class HostOperator(SPDOperator):
 
     def mv(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
         """Returns `A v`; under `jax.vmap` one callback serves the whole batch."""
-        return _host_product(self.host, vector)
+        if isinstance(vector, Tracer):
+            return _host_product(self.host, vector)
+        return jnp.asarray(self.host(vector))
 
     def block_mv(self, block: Float[Array, "k d"]) -> Float[Array, "k d"]:
         """Returns `A v` for every row, by one callback."""
-        return _host_product(self.host, block)
+        if isinstance(block, Tracer):
+            return _host_product(self.host, block)
+        return jnp.asarray(self.host(block))
 
 
 class HostProduct:

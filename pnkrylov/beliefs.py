@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from pnkrylov._archive import write
 from pnkrylov._arguments import check_counts
-from pnkrylov._doors import refining_driver, require_plain, same_operator
+from pnkrylov._doors import KEEP_PROBES, refining_driver, require_plain, same_operator
 from pnkrylov.calibration import (
     calibrate_inverse,
     calibrate_logdet,
@@ -29,8 +29,6 @@ from pnkrylov.stats import SolveStats, Stats, describe_run, number
 from pnkrylov.traces.bracket import quadrature_change
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-# After a refinement, probes of an older level are kept while they know omega this well.
-_KEEP_PROBES = 0.05
 
 
 class SolveBelief(GaussianBelief):
@@ -295,7 +293,7 @@ class InverseBelief(GaussianBelief):
         if self.layout == "resolve-all":
             belief = inverse_belief(run, self.mean_flat, self.alpha, self.layout)
             stats = belief.stats
-            known = bool(stats.bulk_standard_error <= _KEEP_PROBES * stats.bulk_variance)
+            known = bool(stats.bulk_standard_error <= KEEP_PROBES * stats.bulk_variance)
             if known or key is None:
                 return finish(belief, throw=True)
         assert run.probes is not None and key is not None

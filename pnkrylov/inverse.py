@@ -101,8 +101,6 @@ def inverse(
         refuse_for_blocks(
             "runs of single vectors: leave it out, or use block_size=1",
             preconditioner=preconditioner,
-            max_seconds=max_seconds,
-            checkpoint=checkpoint,
         )
         return inverse_block(
             A,
@@ -121,6 +119,9 @@ def inverse(
             check_symmetric=check_symmetric,
             driver=driver,
             progress=progress,
+            max_seconds=max_seconds,
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
             throw=throw,
         )
     example = next((tree for tree in (like, mean, start) if tree is not None), None)

@@ -20,6 +20,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, PyTree
 from tqdm import tqdm
 
+from pnkrylov._loops import check_loop
+from pnkrylov._outside import multiplied
 from pnkrylov.basis import (
     KrylovBasis,
     begin_run,
@@ -215,28 +217,19 @@ def advance(
             "continue a run with the operator that started it."
         )
     check_num_steps(num_steps, operator.size, taken=basis.num_rows)
-    if driver not in ("auto", "compiled", "host"):
-        raise ValueError(f"driver={driver!r} is unknown: use 'auto', 'compiled' or 'host'.")
     total = basis.num_rows + num_steps
     room = total + spare if is_large(total + spare, _row_bytes(basis)) else total
     on_host = progress or limited or keeper is not None
     concrete = is_concrete((operator, basis))
-    if not concrete and (driver == "host" or on_host):
-        raise ValueError(
-            "driver='host' and progress=True need concrete values, and so do max_seconds= and "
-            "checkpoint=: call the run outside jit/vmap/grad, or use driver='compiled' there."
-        )
-    if driver == "compiled" and (limited or keeper is not None):
-        raise ValueError(
-            "driver='compiled' is one XLA loop, which neither watches the time nor writes files: "
-            "leave driver='auto', or drop max_seconds= and checkpoint=."
-        )
     alone = not concrete or basis.next_vector.is_fully_addressable
-    if not alone and (limited or keeper is not None):
-        raise ValueError(
-            "max_seconds= and checkpoint= need all vectors in one process, but v is spread over "
-            f"{jax.process_count()}: their clocks and disks differ. Stop by num_steps."
-        )
+    check_loop(
+        driver,
+        concrete=concrete,
+        local=alone,
+        progress=progress,
+        limited=limited,
+        kept=keeper is not None,
+    )
     if on_host or (not alone and driver == "auto"):
         # Processes that time their products might decide differently, and wait for each other.
         driver = "host"
@@ -300,8 +293,6 @@ def _compiled_run(
     return basis
 
 
-# Everything but the operator is donated: the basis is updated in place.
-@eqx.filter_jit(donate="all-except-first")
 def host_step(
     operator: SPDOperator,
     basis: KrylovBasis,
@@ -309,6 +300,14 @@ def host_step(
     layout: NamedSharding | None = None,
 ) -> KrylovBasis:
     """One step as a program of its own; `basis` is used up."""
+    return _host_step(multiplied(operator, basis.next_vector), basis, index, layout)
+
+
+# Everything but the operator is donated: the basis is updated in place.
+@eqx.filter_jit(donate="all-except-first")
+def _host_step(
+    operator: SPDOperator, basis: KrylovBasis, index: Int[Array, ""], layout: NamedSharding | None
+) -> KrylovBasis:
     return laid_out(step(operator, basis, index), layout)
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from tqdm import tqdm
 
+from pnkrylov._outside import multiplied
 from pnkrylov.basis import Frame, KrylovBasis
 from pnkrylov.krylov import Interruptible
 from pnkrylov.operators import SPDOperator
@@ -371,7 +372,8 @@ def _advance(operator: SPDOperator, frame: Frame, state: _ProbeState, tolerance:
 
 
 def _advance_once(operator: SPDOperator, frame: Frame, state: _ProbeState) -> _ProbeState:
-    previous, current, probes, rest = jax.block_until_ready(_in_place((operator, frame), state))
+    fixed = multiplied(operator, state.current), frame
+    previous, current, probes, rest = jax.block_until_ready(_in_place(fixed, state))
     return _ProbeState(probes, current, previous, *rest)
 
 

@@ -201,9 +201,8 @@ def finish(belief: Any, *, throw: bool) -> Any:
         return jnp.where(good, leaf, jnp.nan) if eqx.is_inexact_array(leaf) else leaf
 
     # Everything else that a belief computes is read off the run at its shift alpha.
-    names = [
-        name for name in ("mean_flat", "covariance", "alpha", "error") if hasattr(belief, name)
-    ]
+    parts = ("mean_flat", "covariance", "rhs_covariance", "alpha", "error")
+    names = [name for name in parts if hasattr(belief, name)]
     # Who looks for NaN by jax_debug_nans asked for a result code here, not for an exception.
     with jax.debug_nans(False):
         hidden = {name: jax.tree.map(hide, getattr(belief, name)) for name in names}
@@ -216,12 +215,16 @@ def probe_symmetry(
     """The asymmetry that two products show (-1 if not wanted), and the products spent."""
     if not wanted:
         return jnp.asarray(-1, operator.dtype), 0
-    return _asymmetry(operator, key), 2
+    # Not inside of a program where a product leaves it (see `_outside`).
+    outside = operator.runs_on_host() and is_concrete((operator, key))
+    return (_asymmetry if outside else _compiled_asymmetry)(operator, key), 2
 
 
-@eqx.filter_jit
 def _asymmetry(operator: SPDOperator, key: PRNGKeyArray) -> Float[Array, ""]:
     return check_symmetric(operator, key)[0]
+
+
+_compiled_asymmetry = eqx.filter_jit(_asymmetry)
 
 
 def with_trace_probes(

@@ -111,8 +111,6 @@ def solve(
             scale=scale,
             start=start,
             preconditioner=preconditioner,
-            max_seconds=max_seconds,
-            checkpoint=checkpoint,
         )
         return solve_block(
             A,
@@ -126,6 +124,9 @@ def solve(
             check_symmetric=check_symmetric,
             driver=driver,
             progress=progress,
+            max_seconds=max_seconds,
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
             throw=throw,
         )
     operator = as_operator(A, like=v)

@@ -19,6 +19,7 @@ from fuzz_cases import (
     method,
     random_key,
     rows,
+    stand_in,
     vector,
 )
 from fuzz_cases_core import TO_FILE, folder, inverted, solved, solved_block
@@ -77,6 +78,13 @@ def refine(owner, name, build, **others):
     )
 
 
+@stand_in
+def inverted_by_blocks(dtype):
+    return pk.inverse(
+        matrix(dtype), block_size=2, key=random_key(), num_steps=2, lookahead=1, num_probes=1
+    )
+
+
 def dense(dtype):
     return solved(dtype).push(rows(dtype, 2))
 
@@ -99,6 +107,7 @@ OWNERS = [
 ]
 SOLVE, INVERSE = OWNERS
 BLOCK = (pk.BlockSolveBelief, "pnkrylov.BlockSolveBelief", solved_block)
+BLOCK_INVERSE = (pk.BlockInverseBelief, "pnkrylov.BlockInverseBelief", inverted_by_blocks)
 DENSE = (pk.DenseGaussian, "pnkrylov.DenseGaussian", dense)
 MATRIX_GAUSSIAN = (pk.block.MatrixGaussian, "pnkrylov.block.MatrixGaussian", matrix_gaussian)
 
@@ -116,8 +125,10 @@ BELIEFS = [
         )
         for name in ("matvec", "solve")
     ],
-    *[make(*BLOCK) for make in (sample, interval, push, shift)],
+    *[make(*BLOCK) for make in (sample, interval, push, shift, save)],
     refine(*BLOCK, max_lookahead=COUNT),
+    *[make(*BLOCK_INVERSE) for make in (shift, save)],
+    refine(*BLOCK_INVERSE),
     sample(*DENSE),
     interval(*DENSE),
     interval(pk.Estimate, "pnkrylov.Estimate", estimate),

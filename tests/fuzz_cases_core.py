@@ -185,7 +185,7 @@ FRONT_DOORS = [
             "max_lookahead": COUNT,
             "lower_bound": without(SCALAR, "is None"),
             "shift": SCALAR,
-            "driver": CHOICE,
+            **RUN,
         },
     ),
     Target(
@@ -210,14 +210,14 @@ FRONT_DOORS = [
             "probe_depth": POSITIVE_COUNT,
             "layout": CHOICE,
             "shift": SCALAR,
-            "driver": CHOICE,
+            **RUN,
         },
     ),
     Target(
         "pnkrylov.block.block_lanczos",
         pk.block.block_lanczos,
         lambda dtype: {"A": matrix(dtype), "starts": rows(dtype, 2), "num_steps": 2},
-        {"A": OPERATOR, "starts": ROWS, "num_steps": STEPS, "driver": CHOICE},
+        {"A": OPERATOR, "starts": ROWS, "num_steps": STEPS, **RUN},
     ),
     Target(
         "pnkrylov.lanczos",

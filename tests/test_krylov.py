@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import CountingOperator, count_compilations, no_type_checker
-from oracles import SPECTRA, random_orthogonal, with_spectrum
+from oracles import SPECTRA, with_spectrum
 from pnkrylov import krylov
 from pnkrylov.krylov import Interruptible, continue_run, lanczos
 from pnkrylov.operators import as_operator

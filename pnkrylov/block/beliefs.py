@@ -1,5 +1,6 @@
 """The belief about `X = A^-1 V` for several right-hand sides at once: a matrix normal."""
 
+import os
 from typing import Any
 
 import equinox as eqx
@@ -7,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from pnkrylov._archive import write
 from pnkrylov._arguments import check_counts, check_reals
+from pnkrylov._doors import refining_driver, same_operator
 from pnkrylov._structure import VectorStructure
 from pnkrylov.block.calibration import calibrate_block
 from pnkrylov.block.covariance import BlockCovariance
@@ -15,8 +18,7 @@ from pnkrylov.block.krylov import continue_block_run
 from pnkrylov.block.runs import BlockRun, block_look_ahead, replaced, seen_enough
 from pnkrylov.estimate import normal_interval
 from pnkrylov.gaussian import DenseGaussian
-from pnkrylov.krylov import check_num_steps, is_concrete
-from pnkrylov.operators import as_operator
+from pnkrylov.krylov import check_num_steps
 from pnkrylov.results import RESULTS
 from pnkrylov.runs import finish, scalar
 from pnkrylov.stats import SolveStats, Stats, describe_run, number
@@ -216,20 +218,15 @@ class BlockSolveBelief(eqx.Module):
             ValueError: there would be more than d blocks, or called under `jit` (shapes depend on
                 values).
         """
-        operator = as_operator(A, like=self.structure.tree)
+        operator = same_operator(A, self.run)
         check_counts(max_lookahead=max_lookahead)
-        if not is_concrete((operator, self.run)):
-            raise ValueError(
-                "refine changes shapes with the values of the run, so it cannot be traced: call it "
-                "outside jit/vmap/grad."
-            )
         run, basis = self.run, self.run.basis.trim()
         level, most = int(run.level), self.structure.size
         check_num_steps(num_steps, most, taken=level)
         level, steps = level + num_steps, 0
         if level > basis.num_blocks and not bool(basis.exhausted()):
             steps = level - basis.num_blocks
-            driver = "host" if progress or basis.driver == "host" else "compiled"
+            driver = refining_driver(progress, basis.driver)
             basis = continue_block_run(basis, operator, steps, driver=driver, progress=progress)
         target = jnp.asarray(min(level, basis.num_blocks), jnp.int32)
         limit = min(max_lookahead - basis.num_blocks + level, most - basis.num_blocks)
@@ -241,6 +238,19 @@ class BlockSolveBelief(eqx.Module):
             )
         run = replaced(run, basis, target, self.num_rhs * (steps + ahead))
         return finish(block_solve_belief(run, self.alpha, self.lower_bound), throw=True)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the belief to one file, for `pnkrylov.load` (see `pnkrylov.storage`).
+
+        Args:
+            path: file to write, used as it is (no suffix is added); its folder must exist.
+
+        Raises:
+            ValueError: the belief is traced (under `jit`).
+            OSError: the file cannot be written; `FileNotFoundError` if its folder is missing.
+        """
+        fields = {"alpha": self.alpha, "lower_bound": self.lower_bound}
+        write(path, "BlockSolveBelief", self.run, fields, {})
 
     def _variance(self) -> Array:
         return jnp.diagonal(self.rhs_covariance)[:, None] * self.covariance.diagonal()[None, :]

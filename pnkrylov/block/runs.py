@@ -8,10 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pnkrylov._structure import VectorStructure
-from pnkrylov.block.krylov import BlockKrylovBasis, block_step, host_block_step, pad_blocks
+from pnkrylov.block.basis import BlockKrylovBasis, block_step, pad_blocks
+from pnkrylov.block.krylov import HostBlockRun
 from pnkrylov.block.lookahead import BlockIncrements, block_lookahead_error
 from pnkrylov.block.tridiagonal import BlockTridiagonal
-from pnkrylov.krylov import Interruptible, is_concrete
+from pnkrylov.checkpoints import Checkpoint
+from pnkrylov.interruption import Interruptible
+from pnkrylov.krylov import is_concrete
 from pnkrylov.operators import SPDOperator, symmetry_tolerance
 from pnkrylov.probes import Probes
 from pnkrylov.results import RESULTS
@@ -87,16 +90,18 @@ def block_look_ahead(
     limit: int,
     shift: Float[Array, ""],
     lower_bound: Float[Array, ""] | None,
+    keeper: Checkpoint | None = None,
 ) -> tuple[BlockKrylovBasis, Int[Array, ""]]:
     """Continues a run until the errors of level m are seen, of every right-hand side.
 
     Args:
         operator: A, unshifted.
-        basis: the run so far, all of whose blocks are filled, at least `level` of them.
+        basis: the run so far, without room, at least `level` blocks.
         level: m.
         limit: most steps to take.
         shift: alpha.
         lower_bound: a lower bound of the spectrum, unshifted, or None.
+        keeper: the checkpoint of a run on the host, or None.
 
     Returns:
         The longer basis, with room for at most `limit` more blocks, and the steps taken.
@@ -109,7 +114,7 @@ def block_look_ahead(
     host = basis.driver == "host"
     basis = pad_blocks(basis, begin + first)
     if host:
-        basis, taken = _on_host(operator, basis, begin, level, None)
+        basis, taken = _on_host(operator, basis, begin, level, None, keeper)
     else:
         basis, taken = _unjudged(operator, basis, begin)
     begin = basis.num_blocks
@@ -121,10 +126,35 @@ def block_look_ahead(
         return basis, taken
     basis = pad_blocks(basis, begin + limit - first)
     if host:
-        basis, more = _on_host(operator, basis, begin, level, bounds)
+        basis, more = _on_host(operator, basis, begin, level, bounds, keeper)
     else:
         basis, more = _judged(operator, basis, begin, level, bounds, enough)
     return basis, taken + more
+
+
+def block_look_ahead_or_choose(
+    operator: SPDOperator,
+    basis: BlockKrylovBasis,
+    limit: int | None,
+    shift: Float[Array, ""],
+    lower_bound: Float[Array, ""] | None,
+    keeper: Checkpoint | None,
+) -> tuple[BlockKrylovBasis, Int[Array, ""], int | Int[Array, ""]]:
+    """A run without room, after at most `limit` steps that look ahead (None: not one).
+
+    Returns:
+        The run, the level whose means are to be reported, and the block steps taken in all.
+    """
+    done = basis.num_blocks
+    if limit is None:
+        return basis, best_block_level(basis, shift, lower_bound), done
+    level = jnp.asarray(done, jnp.int32)
+    basis, ahead = block_look_ahead(operator, basis, level, limit, shift, lower_bound, keeper)
+    if basis.driver == "host" and int(ahead) < min(limit, _CHUNK):
+        # Interrupted before it saw anything, unless nothing was left to see.
+        best = best_block_level(basis, shift, lower_bound)
+        level = jnp.where(basis.exhausted(), level, best)
+    return basis, level, done + ahead
 
 
 def _on_host(
@@ -133,22 +163,21 @@ def _on_host(
     begin: int,
     level: Array,
     bounds: tuple[Array, Array | None] | None,
+    keeper: Checkpoint | None,
 ) -> tuple[BlockKrylovBasis, Int[Array, ""]]:
     """Steps after the first `begin` ones; with bounds, judged after every ten."""
-    # A copy, because the steps update the basis in place and the caller keeps theirs.
-    basis = jax.tree.map(jnp.copy, basis)
-    position = begin
+    limit = basis.num_blocks
+    run = HostBlockRun(operator, basis, begin, limit, keeper)
     with Interruptible() as interrupt:
-        while position < basis.num_blocks and not interrupt.requested:
-            if bool(basis.exhausted()):
+        while run.done < limit and not interrupt.requested:
+            if bool(run.basis.exhausted()):
                 break
-            due = position > begin and (position - begin) % _CHUNK == 0
-            if bounds is not None and due and bool(seen_enough(basis, level, *bounds)):
+            due = run.done > begin and (run.done - begin) % _CHUNK == 0
+            if bounds is not None and due and bool(seen_enough(run.basis, level, *bounds)):
                 break
-            index = jnp.asarray(position, jnp.int32)
-            basis = jax.block_until_ready(host_block_step(operator, basis, index))
-            position += 1
-    return basis, jnp.asarray(position - begin, jnp.int32)
+            run.take()
+    run.save()
+    return run.basis, jnp.asarray(run.done - begin, jnp.int32)
 
 
 @eqx.filter_jit

@@ -1,5 +1,6 @@
 """The front door for several right-hand sides: `solve_block`, which `solve` calls for a matrix."""
 
+import os
 from typing import Any
 
 import jax
@@ -12,8 +13,10 @@ from pnkrylov._doors import require_key
 from pnkrylov._structure import VectorStructure, describe
 from pnkrylov.block.beliefs import BlockSolveBelief, block_solve_belief
 from pnkrylov.block.krylov import begin_block_run, continue_block_run
-from pnkrylov.block.runs import BlockRun, best_block_level, block_look_ahead
+from pnkrylov.block.runs import BlockRun, block_look_ahead_or_choose
 from pnkrylov.budgets import check_counts, main_steps
+from pnkrylov.checkpoints import BLOCKS, open_checkpoint
+from pnkrylov.interruption import check_seconds, time_limit
 from pnkrylov.krylov import Driver
 from pnkrylov.operators import SPDOperator, as_operator
 from pnkrylov.runs import finish, probe_symmetry, scalar
@@ -32,6 +35,9 @@ def solve_block(
     check_symmetric: bool = True,
     driver: Driver = "auto",
     progress: bool = False,
+    max_seconds: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_seconds: float = 60.0,
     throw: bool = True,
 ) -> BlockSolveBelief:
     """A joint Gaussian belief about `X = (A + shift I)^-1 V` from one block Krylov basis.
@@ -52,6 +58,9 @@ def solve_block(
         driver: `"auto"`, `"compiled"` or `"host"` (see `block_lanczos`).
         progress: show progress bars (host driver). With the host driver, Ctrl-C returns the belief
             that the steps so far support.
+        max_seconds: time limit of the whole call (host driver), as for `solve`.
+        checkpoint: folder in which to keep the run (host driver), as for `solve`.
+        checkpoint_seconds: least time between two writes to it.
         throw: raise on failure; with False the belief carries `result` and NaN instead.
 
     Returns:
@@ -70,29 +79,38 @@ def solve_block(
     check_counts(max_lookahead=max_lookahead)
     shift = scalar(shift, "shift", operator.dtype)
     bound = None if lower_bound is None else scalar(lower_bound, "lower_bound", operator.dtype)
-    asymmetry, checked = probe_symmetry(operator, key, wanted=check_symmetric)
-    start = begin_block_run(rows)
-    count, size = start.block_size, operator.size
+    check_seconds("max_seconds", max_seconds)
+    keeper = open_checkpoint(checkpoint, checkpoint_seconds, BLOCKS)
+    count, size = rows.shape
     most = -(-size // count)
-    if budget is None:
-        steps = main_steps(num_steps, None, 0, default=min(50, most), size=size)
-    else:
-        left = main_steps(num_steps, budget, checked, default=most, size=None)
-        if left < count:
-            raise ValueError(
-                f"budget={budget} is too small: one block step takes {count} products, one for "
-                f"each right-hand side, and checks take {checked}. Pass at least {count + checked}."
-            )
-        steps = min(left // count, most)
-    basis = continue_block_run(start, operator, steps, driver=driver, progress=progress)
-    level, spent = jnp.asarray(basis.num_blocks, jnp.int32), basis.num_blocks
-    if budget is None and basis.num_blocks == steps:
-        limit = min(max_lookahead, size - steps)
-        basis, ahead = block_look_ahead(operator, basis, level, limit, shift, bound)
-        spent = spent + ahead
-    else:
-        # A budget was given, or the run was interrupted: report a level whose errors were seen.
-        level = best_block_level(basis, shift, bound)
+    with time_limit(max_seconds):
+        asymmetry, checked = probe_symmetry(operator, key, wanted=check_symmetric)
+        if budget is None:
+            steps = main_steps(num_steps, None, 0, default=min(50, most), size=size)
+        else:
+            left = main_steps(num_steps, budget, checked, default=most, size=None)
+            if left < count:
+                raise ValueError(
+                    f"budget={budget} is too small: one block step takes {count} products, one "
+                    f"for each right-hand side, and checks take {checked}. Pass at least "
+                    f"{count + checked}."
+                )
+            steps = min(left // count, most)
+        basis = continue_block_run(
+            begin_block_run(rows),
+            operator,
+            steps,
+            driver=driver,
+            progress=progress,
+            limited=max_seconds is not None,
+            keeper=keeper,
+        )
+        # After an interruption, as with a budget, what was run is all there is.
+        whole = budget is None and basis.num_blocks == steps
+        limit = min(max_lookahead, size - steps) if whole else None
+        basis, level, spent = block_look_ahead_or_choose(
+            operator, basis, limit, shift, bound, keeper
+        )
     run = BlockRun(
         basis=basis,
         level=level,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from pnkrylov._outside import multiplied
 from pnkrylov.krylov import KrylovBasis
 from pnkrylov.operators import SPDOperator
 from pnkrylov.preconditioners import Preconditioner
@@ -159,14 +160,20 @@ class NestedProbes:
             self.beta = _padded(self.beta, self.num_probes, max(2 * depth, 4))
         couplings = self.beta[rows, depth - 1] if depth else np.zeros(count)
         before, after = self._reprojections()
+        current, previous = current[:count], previous[:count]
+        reproject = before
+        if before and self._projected is not None and self._operator.runs_on_host():
+            # A product on the host is made before the step, and so is what comes before it.
+            current = _remove(current, self._projected)
+            previous, reproject = _remove(previous, self._projected), False
         alpha, beta, following, current = _step(
-            self._operator,
+            multiplied(self._operator, current),
             self._projected,
             self._boundary,
-            current[:count],
-            previous[:count],
+            current,
+            previous,
             jnp.asarray(couplings, self._operator.dtype),
-            jnp.asarray(before),
+            jnp.asarray(reproject),
             jnp.asarray(after),
         )
         self.alpha[rows, depth] = np.asarray(alpha, np.float64)
