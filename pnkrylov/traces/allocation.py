@@ -126,6 +126,9 @@ def _fill(
     room = probes.dimension - probes.num_probes if probes.kind == "sphere" else left
     shallow = min(left - sum(deeper), room)
     sizes = block_sizes(shallow)
+    if shallow < room:
+        # Small blocks cost more time than their products are worth.
+        sizes = [size for size in sizes if size >= shallow / 8]
     if not sizes:
         return
     probes.add(key, *sizes)

@@ -123,8 +123,8 @@ class NestedProbes:
         At most D in total for `"sphere"`.
         """
         count = sum(sizes)
-        # Starts cost nothing: as many are drawn as a program is likely to exist for.
-        drawn = count if block_sizes(count) == [count] else block_sizes(2 * count)[0]
+        # Starts cost no product: a few more are drawn, so that fewer programs are compiled.
+        drawn = count if count <= 8 else -(-count // 8) * 8
         if self.kind == "sphere":
             drawn = min(drawn, self.dimension - self.num_probes)
             rows = _orthonormal(key, self._deflated, self._starts, drawn)
