@@ -22,6 +22,8 @@ def main(write: bool) -> int:
         return 0
     if not write:
         os.environ.setdefault("PNKRYLOV_NOTEBOOK_SIZE", "small")
+        # As tests/conftest.py does: they compile for minutes what runs for moments.
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     target = ROOT / ("notebooks" if write else "build/notebooks")
     target.mkdir(parents=True, exist_ok=True)
     for path in notebooks:

@@ -124,7 +124,7 @@ def test_the_belief_that_is_refined_stays_usable():
     same(belief.shift(0.1).mean, before)
 
 
-@pytest.mark.parametrize("budget", [6, 21, 90])
+@pytest.mark.parametrize("budget", [6, 21, pytest.param(90, marks=pytest.mark.slow)])
 def test_a_budget_is_never_exceeded(budget):
     _, rhs = problem()
     belief, products = counted(lambda A: pk.solve(A, rhs, key=KEY, budget=budget))

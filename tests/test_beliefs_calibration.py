@@ -50,6 +50,7 @@ def inverse_estimates(count=6):
     return estimate(jax.random.split(KEY, count)), vector, start
 
 
+@pytest.mark.slow
 def test_estimates_lie_within_their_errors():
     """5 standard errors, plus the 2e-3 at which the quadrature of the probes may stop.
 

@@ -73,7 +73,7 @@ def test_a_complete_run_resolves_the_inverse_itself():
     assert int(belief.covariance.bulk_dimension()) == 0
 
 
-@pytest.mark.parametrize("layout", ["paper", "resolve-all"])
+@pytest.mark.parametrize("layout", [pytest.param("paper", marks=pytest.mark.slow), "resolve-all"])
 def test_blocks_of_one_give_the_single_belief(layout):
     options = {"key": KEY, "num_steps": 5, "lookahead": 4, "num_probes": 4, "layout": layout}
     block = inverse_block(matrix(), block_size=1, **options)
@@ -148,6 +148,7 @@ def test_a_shift_is_the_belief_about_the_shifted_operator():
     same(whole.logdet().value, np.linalg.slogdet(shifted_matrix)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.one_precision
 def test_traces_are_unbiased_under_jit_and_vmap():
     @eqx.filter_jit

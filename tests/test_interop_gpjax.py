@@ -86,6 +86,7 @@ def test_a_posterior_predicts_as_the_exact_one(gpx, dtype):
     assert mine.logdet().standard_error < 1e-3
 
 
+@pytest.mark.slow
 def test_variances_are_not_negative_where_the_data_say_everything(gpx, dtype):
     # Points within the data and nearly no noise: the exact variance is lost in rounding.
     X = jnp.broadcast_to(jnp.linspace(0, 0.1, N, dtype=dtype)[:, None], (N, 2))

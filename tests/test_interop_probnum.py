@@ -146,6 +146,7 @@ def test_sample_sizes_are_those_of_probnum(dtype):
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 @old_python
 def test_nothing_is_dense_at_20000_dimensions(monkeypatch):
     """A dense covariance is 3.2 GB; the guard allows a two-hundredth of it."""

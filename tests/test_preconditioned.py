@@ -218,6 +218,7 @@ def test_trace_and_logdet_lie_within_their_errors():
         assert covered.mean() > 0.90 - 4 * np.sqrt(0.9 * 0.1 / count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [trace_inverse, logdet])
 def test_adaptive_traces_of_the_original_operator(function):
     matrix, _ = oracles.SPECTRA["exponential-1e6"](120)
