@@ -4,6 +4,7 @@ Everything here takes plain arrays, so that any other method can be scored the s
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -30,7 +31,10 @@ class Reliability(eqx.Module):
 
     def expected_error(self) -> Float[Array, ""]:
         """The expected calibration error: the mean of |accuracy - confidence|, by count."""
-        gaps = jnp.where(self.count > 0, jnp.abs(self.accuracy - self.confidence), 0)
+        accuracy, confidence = (
+            jnp.where(self.count > 0, each, 0) for each in (self.accuracy, self.confidence)
+        )
+        gaps = jnp.abs(accuracy - confidence)
         weights = self.count.astype(gaps.dtype)
         return jnp.sum(gaps * weights) / jnp.sum(weights)
 
@@ -75,7 +79,6 @@ def brier_score(probabilities: Float[Array, "n K"], labels: Int[Array, " n"]) ->
     return jnp.mean(jnp.sum((probabilities - truth) ** 2, axis=1))
 
 
-@eqx.filter_jit
 def reliability(
     probabilities: Float[Array, "n K"], labels: Int[Array, " n"], *, num_bins: int = 15
 ) -> Reliability:
@@ -94,6 +97,15 @@ def reliability(
     Source:
         Guo, Pleiss, Sun and Weinberger 2017, section 2.
     """
+    # An empty bin has no mean: that is no accident for jax_debug_nans to stop at.
+    with jax.debug_nans(False):
+        return _reliability(probabilities, labels, num_bins)
+
+
+@eqx.filter_jit
+def _reliability(
+    probabilities: Float[Array, "n K"], labels: Int[Array, " n"], num_bins: int
+) -> Reliability:
     _check(probabilities, labels)
     if num_bins < 1:
         raise ValueError(f"num_bins={num_bins} must be at least 1, for example 15.")
@@ -106,9 +118,9 @@ def reliability(
     inside = bins[None, :] == jnp.arange(num_bins, dtype=jnp.int32).astype(bins.dtype)[:, None]
     count = jnp.sum(inside, axis=1, dtype=jnp.int32)
     number = count.astype(dtype)
-    mean_confidence = jnp.sum(jnp.where(inside, confidence[None, :], 0), axis=1) / number
+    confidences = jnp.sum(jnp.where(inside, confidence[None, :], 0), axis=1)
     hits = jnp.sum(inside & right[None, :], axis=1, dtype=jnp.int32).astype(dtype)
-    return Reliability(edges, mean_confidence, hits / number, count)
+    return Reliability(edges, confidences / number, hits / number, count)
 
 
 @eqx.filter_jit

@@ -66,7 +66,7 @@ def change_of_mean(
     larger = (probes.steps > 3) & (jnp.abs(over_halves) > jnp.abs(recent))
     bound = jnp.where(larger, over_halves, recent)
     # Two steps say nothing of convergence, unless the probes ended: those have nothing to add.
-    bound = jnp.where(probes.steps < 3, jnp.sign(later) * jnp.inf, bound)
+    bound = jnp.where(probes.steps < 3, jnp.copysign(jnp.inf, later), bound)
     ended = (probes.steps > 1) & (later == 0)
     return jnp.where(ended, 0, bound) / (unit if function == "inverse" else 1)
 
@@ -76,7 +76,8 @@ def _weighted_by(squares: Float[Array, " N"]):
 
 
 def _ratio(later: Array, earlier: Array) -> Float[Array, ""]:
-    return jnp.where(earlier == 0, jnp.inf, jnp.abs(later) / jnp.abs(earlier))
+    nothing = earlier == 0
+    return jnp.where(nothing, jnp.inf, jnp.abs(later) / jnp.where(nothing, 1, jnp.abs(earlier)))
 
 
 def _geometric_tail(later: Array, ratio: Array, limit: float) -> Float[Array, ""]:
