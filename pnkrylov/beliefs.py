@@ -21,10 +21,11 @@ from pnkrylov.calibration import (
 from pnkrylov.estimate import Estimate
 from pnkrylov.gaussian import GaussianBelief
 from pnkrylov.krylov import check_num_steps, continue_run
+from pnkrylov.looking_ahead import look_ahead, seen_enough
 from pnkrylov.preconditioned import Covariance
 from pnkrylov.probes import run_probes
 from pnkrylov.results import RESULTS
-from pnkrylov.runs import Run, finish, look_ahead, scalar, seen_enough, with_trace_probes
+from pnkrylov.runs import Run, finish, scalar, with_trace_probes
 from pnkrylov.stats import SolveStats, Stats, describe_run, number
 from pnkrylov.traces.bracket import quadrature_change
 

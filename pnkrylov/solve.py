@@ -16,13 +16,13 @@ from pnkrylov.budgets import check_counts, check_positive_counts, main_steps
 from pnkrylov.checkpoints import open_checkpoint
 from pnkrylov.interruption import check_seconds, time_limit
 from pnkrylov.krylov import Driver, advance
+from pnkrylov.looking_ahead import look_ahead_or_choose
 from pnkrylov.operators import as_operator, check_vector
 from pnkrylov.preconditioners import Preconditioner, precondition
 from pnkrylov.probes import probe_tolerance, run_probes
 from pnkrylov.runs import (
     Run,
     finish,
-    look_ahead_or_choose,
     probe_symmetry,
     scalar,
 )
