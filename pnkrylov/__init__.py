@@ -7,6 +7,7 @@ The flow, which is also the order of imports:
     krylov        a Lanczos run -> its basis, to the end, a time limit or from a checkpoint
     tridiagonal   the small T of a run, factored
     lookahead     how far the mean is from the answer, seen by the steps that follow
+    looking_ahead those steps, taken until that is seen
     probes, pslq  what is left unknown: random probes, the boundary coupling, traces
     covariance    resolved + coupling + bulk as one operator
     calibration   a run -> mean, covariance, scale, and their price
